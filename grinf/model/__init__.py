@@ -1,0 +1,1 @@
+"""Operators: the dense transformer and its weights. Knows no KV, phase or kernel."""

@@ -1,0 +1,1 @@
+"""Operators: the contract of each op and its reference in torch."""

@@ -1,0 +1,166 @@
+"""The engine: admits requests, runs one batch per tick, hands results back. Knows no tensor."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self
+
+from grinf.backend.interface import Batch, Beams, EngineOptions, ExecutionBackend, Pending
+from grinf.errors import RowError
+from grinf.runtime.beam_width import make_policy
+from grinf.runtime.scheduler import Scheduler
+from grinf.state.ledger import Ledger
+from grinf.state.request import BeamWidthPolicy, RecallResult, Request, RequestStatus
+
+if TYPE_CHECKING:
+    from grinf.trie import Trie
+
+
+class Engine:
+    """Generative retrieval over one model and, with a trie, one catalogue.
+
+    Attributes:
+        max_context: Longest prompt, tokens.
+        levels: Tokens per SID.
+        vocab_rows: Valid token ids are below this.
+    """
+
+    def __init__(
+        self, backend: ExecutionBackend, policy: BeamWidthPolicy, clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        capacity = backend.capacity
+        self._backend, self._clock = backend, clock
+        self._scheduler = Scheduler(capacity, policy)
+        self._ledger = Ledger(capacity.num_pages, capacity.page_size, capacity.num_slots)
+        self._pending: deque[tuple[Pending, list[Request]]] = deque()
+        self.max_context, self.levels, self.vocab_rows = capacity.max_context, capacity.levels, capacity.vocab_rows
+
+    @classmethod
+    def load(cls, options: EngineOptions, trie: "Trie | None" = None) -> Self:
+        """Build an engine.
+
+        Raises:
+            UsageError: Options that contradict each other.
+            ModelError, TrieFileError: A model or a catalogue that cannot be used, or not together.
+            CapacityError: Not even one request fits into memory.
+            KernelUnavailable: No implementation of an op fits the device.
+        """
+        from grinf.backend.load import load_backend, sid_levels
+
+        levels = sid_levels(options, trie)
+        policy = make_policy(options.beams, levels, options.score_margin, options.min_beams)
+        return cls(load_backend(options, policy, levels, trie), policy)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request waits, runs, or has a result on its way."""
+        return self._scheduler.is_idle and not self._pending
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests submitted and not yet returned."""
+        on_the_way = sum(len(requests) for _, requests in self._pending)
+        return self._scheduler.num_waiting + self._scheduler.num_running + on_the_way
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            RowError: It can never be served: empty, overlong, an unknown token or view, too many beams.
+        """
+        if not request.timeline.submitted_ns:
+            request.timeline.submitted_ns = self._clock()
+        self._scheduler.add(request)
+
+    def step(self) -> list[RecallResult]:
+        """Run one tick: return what has finished, then enqueue at most one batch.
+
+        Only when nothing can be enqueued does it wait for results that are on their way.
+        """
+        results = self._take_ready()
+        batch = self._scheduler.next_batch(self._ledger)
+        if batch is None:
+            return results or self._take_oldest()
+        self._run(batch)
+        return results
+
+    def run(self, requests: Iterable[Request]) -> Iterator[RecallResult]:
+        """Serve requests, pulling them lazily; results come in order of completion.
+
+        A request that cannot be served yields a result with its `error`.
+        """
+        source = iter(requests)
+        more = True
+        while more or not self.is_idle:
+            while more and self._scheduler.num_waiting < self._scheduler.capacity.max_batch:
+                request = next(source, None)
+                if request is None:
+                    more = False
+                    break
+                try:
+                    self.submit(request)
+                except RowError as error:
+                    yield self._failed(request, error)
+            yield from self.step()
+
+    def describe(self) -> dict[str, Any]:
+        """Device, memory plan, kernels and buckets, ready for JSON; saved with every result."""
+        return self._backend.describe()
+
+    def close(self) -> None:
+        """Free what the device holds."""
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, batch: Batch) -> None:
+        now = self._clock()
+        if batch.phase == "prefill":
+            for request in batch.requests:
+                request.timeline.admitted_ns = now
+        getattr(self._backend, batch.phase)(batch)
+        widths = self._backend.widths(batch.requests) if self._scheduler.needs_widths(batch) else None
+        now = self._clock()
+        for request in batch.requests:
+            if batch.phase == "prefill":
+                request.timeline.prefilled_ns = now
+            else:
+                request.timeline.step_ns.append(now)
+        finished = self._scheduler.commit(batch, widths)
+        if finished:
+            self._pending.append((self._backend.collect(finished), finished))
+            for request in finished:
+                assert request.lease is not None
+                self._ledger.release(request.lease)
+                request.lease = None
+
+    def _take_ready(self) -> list[RecallResult]:
+        results = []
+        while self._pending and self._pending[0][0].is_ready():
+            results += self._take_oldest()
+        return results
+
+    def _take_oldest(self) -> list[RecallResult]:
+        if not self._pending:
+            return []
+        pending, requests = self._pending.popleft()
+        beams = pending.wait()
+        now = self._clock()
+        return [self._result(request, found, now) for request, found in zip(requests, beams, strict=True)]
+
+    def _result(self, request: Request, beams: Beams, now: int) -> RecallResult:
+        request.timeline.done_ns = now
+        if beams.fault:
+            return self._failed(request, RowError("non_finite", beams.fault, "the checkpoint is broken, or overflows"))
+        return RecallResult(request.request_id, beams.sids, beams.scores, beams.leaves, request.timeline)
+
+    def _failed(self, request: Request, error: RowError) -> RecallResult:
+        import numpy as np
+
+        request.status = RequestStatus.FAILED
+        empty = np.empty((0, self.levels), np.int32), np.empty(0, np.float32)
+        return RecallResult(request.request_id, *empty, None, request.timeline, error)

@@ -1,0 +1,108 @@
+"""The request: the unit of admission, memory and scheduling. Knows no tensor and no file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from grinf.errors import RowError
+
+
+class BeamWidthPolicy(Protocol):
+    """How many beams a request keeps after each level; implemented in `grinf.runtime.beam_width`."""
+
+    @property
+    def margin(self) -> float | None:
+        """Nats below the best beam at which a beam is dropped; None: no beam is dropped."""
+        ...
+
+    @property
+    def min_width(self) -> int:
+        """Beams that survive the margin at least."""
+        ...
+
+    def width(self, level: int) -> int:
+        """Beams to keep after the selection of `level`, before clamping to the live candidates."""
+        ...
+
+
+class RequestStatus(StrEnum):
+    """Life of a request."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a running request holds: ContextKV pages in order, and one row of BeamKV and BeamPath."""
+
+    pages: tuple[int, ...]
+    beam_slot: int
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Host clock of a request in nanoseconds (`time.perf_counter_ns`); 0 where not reached."""
+
+    submitted_ns: int = 0
+    admitted_ns: int = 0
+    prefilled_ns: int = 0
+    step_ns: list[int] = field(default_factory=list)
+    done_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One query and its progress. Callers set the first four fields; the Scheduler owns the rest."""
+
+    request_id: int
+    input_ids: Sequence[int]
+    policy: BeamWidthPolicy | None = None
+    """None: the engine's default policy."""
+    view: str | None = None
+    """Name of the trie view that this request may see; None: every live item."""
+
+    status: RequestStatus = RequestStatus.WAITING
+    level: int = 0
+    """SID levels chosen so far; 0 means that the prompt is not computed yet."""
+    width: int = 1
+    """Live beams, as an upper bound that the host knows without asking the device."""
+    lease: Lease | None = None
+    timeline: Timeline = field(default_factory=Timeline)
+
+    @property
+    def context_len(self) -> int:
+        """Prompt tokens."""
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class RecallResult:
+    """What a request returns; beams in order (score descending, then the order of DESIGN §4.4).
+
+    Attributes:
+        request_id: The id that the caller gave.
+        sids: int32 [n, levels]. Codes with a trie (-1 pads a SID shorter than the trie's depth), token ids without.
+        scores: float32 [n], natural-log probability summed over the levels.
+        leaves: int64 [n], row of each SID in the trie's item index; None without a trie.
+        timeline: Host times of the request.
+        error: Why the request has no answer; then the arrays are empty.
+    """
+
+    request_id: int
+    sids: "np.ndarray"
+    scores: "np.ndarray"
+    leaves: "np.ndarray | None"
+    timeline: Timeline
+    error: "RowError | None" = None
+
+    @property
+    def beams_returned(self) -> int:
+        """Number of beams in the answer."""
+        return len(self.scores)
