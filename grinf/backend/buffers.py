@@ -102,7 +102,8 @@ class BatchBuffers:
         """
         self._ring.rotate(1)
         stage = self._stage()
-        padding = BatchRow(self._scratch_slot, 0, (), rows[0].level, 0, 0, math.inf, 0, 0)
+        level = rows[0].level if rows else 0
+        padding = BatchRow(self._scratch_slot, 0, (), level, 0, 0, math.inf, 0, 0)
         padded = [*rows, *[padding] * (self.batch - len(rows))]
         for name in ("slot", "context_len", "level", "next_width", "score_k", "min_width", "view"):
             stage[name][:] = [getattr(row, name) for row in padded]
@@ -114,6 +115,8 @@ class BatchBuffers:
             entry[: len(row.pages)] = row.pages
         if prompts:
             self._fill_prompts(stage, table, prompts, page_size)
+        else:
+            stage["rows"][:] = self._scratch_row
         if self._device is not self._ring[0]:
             self._device.copy_(self._ring[0], non_blocking=True)
 

@@ -8,7 +8,8 @@ import torch
 
 from grinf.backend.interface import Capacity, EngineOptions
 from grinf.backend.registry import Site, default_registry
-from grinf.backend.runner import EagerRunner
+from grinf.backend.buckets import BucketTable, make_buckets, width_buckets
+from grinf.backend.runner import EagerRunner, GraphRunner
 from grinf.backend.scoring import Scoring, check_score, check_trie
 from grinf.backend.steps import BackendState
 from grinf.backend.torch_backend import TorchBackend
@@ -78,17 +79,22 @@ def load_backend(options: EngineOptions, policy: BeamWidthPolicy, levels: int, t
         cos_sin=rotary_table(config, max_context + levels, device),
         scoring=Scoring(options.score, weights.head, trie, options.workspace_bytes),
     )
+    captured = options.graphs and device.type == "cuda"
+    shrinking = policy.margin is not None
+    widths = width_buckets(bounds, shrinking=shrinking) if captured else ()
+    max_batch = min(options.max_batch, plan.num_slots)
     capacity = Capacity(
         num_pages=plan.num_pages,
         page_size=page_size,
         num_slots=plan.num_slots,
         max_context=max_context,
-        max_batch=min(options.max_batch, plan.num_slots),
+        max_batch=max_batch,
         max_batch_tokens=options.max_batch_tokens,
         max_width=max(bounds),
         vocab_rows=config.vocab_rows,
         level_widths=candidates,
         mixed_levels=state.scoring.mixed_levels,
+        width_buckets=widths,
     )
     description = {
         "device": _device_name(device),
@@ -100,7 +106,13 @@ def load_backend(options: EngineOptions, policy: BeamWidthPolicy, levels: int, t
         "max_context": max_context,
         "widths": list(bounds),
     }
-    return TorchBackend(state, ops, EagerRunner(), capacity, policy, trie, options.score_k, description)
+    buckets = BucketTable()
+    if captured:
+        tokens = min(options.max_batch_tokens, max_batch * max_context)
+        mixed = state.scoring.mixed_levels
+        buckets = make_buckets(bounds, widths, max_batch, tokens, mixed_levels=mixed, shrinking=shrinking)
+    runner = GraphRunner() if captured else EagerRunner()
+    return TorchBackend(state, ops, runner, buckets, capacity, policy, trie, options.score_k, description)
 
 
 def sid_levels(options: EngineOptions, trie: Trie | None) -> int:

@@ -5,12 +5,21 @@ never asks a tensor for a value (`.item()`, `.tolist()`, `bool(tensor)`), takes 
 current stream, and has every kernel compiled beforehand.
 """
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Protocol
+
+import torch
+
+_MAX_TICKS_AHEAD = 2
 
 
 class Runner(Protocol):
     """Runs steps."""
+
+    def capture(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Prepare `step`, over static buffers, to be run under `key`."""
+        ...
 
     def run(self, key: Hashable, step: Callable[[], None]) -> None:
         """Run `step`; `key` names its bucket shape and nothing about its requests."""
@@ -20,7 +29,47 @@ class Runner(Protocol):
 class EagerRunner:
     """Calls every step."""
 
+    def capture(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Nothing to prepare."""
+
     def run(self, key: Hashable, step: Callable[[], None]) -> None:
         """Run `step` now."""
         del key
         step()
+
+
+class GraphRunner:
+    """Replays the captured steps and calls the others, at most a few ticks ahead of the GPU.
+
+    All graphs share one memory pool: no two run at once, and a step keeps nothing that it allocates.
+    """
+
+    def __init__(self) -> None:
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._pool = torch.cuda.graph_pool_handle()
+        self._ticks: deque[torch.cuda.Event] = deque()
+
+    def capture(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Run `step` once, which compiles its kernels, then capture it under `key`."""
+        warm_up = torch.cuda.Stream()
+        warm_up.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warm_up):
+            step()
+        torch.cuda.current_stream().wait_stream(warm_up)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step()
+        self._graphs[key] = graph
+
+    def run(self, key: Hashable, step: Callable[[], None]) -> None:
+        """Replay `key`, or call `step` where nothing was captured under it."""
+        while len(self._ticks) >= _MAX_TICKS_AHEAD:
+            self._ticks.popleft().synchronize()
+        graph = self._graphs.get(key)
+        if graph is None:
+            step()
+        else:
+            graph.replay()
+        done = torch.cuda.Event()
+        done.record()
+        self._ticks.append(done)

@@ -1,13 +1,14 @@
 """Executes batches with torch: owns every tensor, resolves nothing, decides nothing."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from grinf.backend.buckets import BucketTable, Shape
 from grinf.backend.buffers import BatchBuffers, BatchRow
-from grinf.backend.interface import Batch, Beams, Capacity
+from grinf.backend.interface import Batch, Capacity
 from grinf.backend.registry import Ops
 from grinf.backend.runner import Runner
 from grinf.backend.steps import BackendState, decode_forward, prefill_forward, select_beams
@@ -24,6 +25,7 @@ class TorchBackend:
         state: BackendState,
         ops: Ops,
         runner: Runner,
+        buckets: BucketTable,
         capacity: Capacity,
         policy: BeamWidthPolicy,
         trie: Trie | None,
@@ -31,35 +33,20 @@ class TorchBackend:
         description: dict[str, Any],
     ) -> None:
         self.capacity = capacity
-        self._state, self._ops, self._runner = state, ops, runner
+        self._state, self._ops, self._runner, self._buckets = state, ops, runner, buckets
         self._policy, self._trie, self._score_k = policy, trie, score_k
-        self._description = description
         self._device = state.path.token.device
-        self._scratch_row = state.context_kv.scratch_page * state.context_kv.page_size
+        self._max_pages = -(-capacity.max_context // capacity.page_size)
+        self._static: dict[Shape, BatchBuffers] = {}
+        self._description = description | self._capture()
 
     def prefill(self, batch: Batch) -> None:
         """Compute the prompts of a batch, and choose level 0."""
-        lengths = tuple(request.context_len for request in batch.requests)
-        buf = self._buffers(batch, tokens=sum(lengths))
-        page_size = self.capacity.page_size
-        buf.fill(self._rows(batch), [request.input_ids for request in batch.requests], page_size)
-
-        def step() -> None:
-            hidden = prefill_forward(self._state, self._ops, buf, lengths)
-            self._select(batch, buf, hidden)
-
-        self._run(("prefill", buf.batch, buf.num_tokens, batch.next_width, batch.level), step)
+        self._run(batch, [request.input_ids for request in batch.requests])
 
     def decode(self, batch: Batch) -> None:
         """Feed the last chosen tokens of a batch, and choose the next level."""
-        buf = self._buffers(batch)
-        buf.fill(self._rows(batch))
-
-        def step() -> None:
-            hidden = decode_forward(self._state, self._ops, buf, batch.width)
-            self._select(batch, buf, hidden)
-
-        self._run(("decode", buf.batch, batch.width, batch.next_width, batch.level), step)
+        self._run(batch)
 
     def widths(self, requests: Sequence[Request]) -> list[int]:
         """Live beams of each request after the last selection; waits for the device."""
@@ -69,10 +56,7 @@ class TorchBackend:
         """Start the transfer of finished requests; their leases may be released at once."""
         path, slots = self._state.path, self._slots(requests)
         width = max(request.width for request in requests)
-        if self._trie is None:
-            found = path.trace(slots, width)
-        else:
-            found = path.node[slots, :width]
+        found = path.trace(slots, width) if self._trie is None else path.node[slots, :width]
         return HostBeams(path.width[slots], path.cum[slots, :width], found, self._trie)
 
     def describe(self) -> dict[str, Any]:
@@ -81,32 +65,68 @@ class TorchBackend:
 
     def close(self) -> None:
         """Free what the device holds."""
-        del self._state
+        self._static.clear()
+        del self._state, self._runner
 
-    def _run(self, key: tuple[Any, ...], step: Any) -> None:
+    def _run(self, batch: Batch, prompts: Sequence[Sequence[int]] = ()) -> None:
+        shape = self._buckets.shape_of(batch)
+        buf = self._static.get(shape)
+        lengths = tuple(len(prompt) for prompt in prompts)
+        if buf is None:
+            buf = self._make_buffers(shape, max(len(r.lease.pages) for r in batch.requests if r.lease))
+        rows = [self._row(request) for request in batch.requests]
+        buf.fill(rows, prompts, self.capacity.page_size)
         with torch.inference_mode():
-            self._runner.run(key, step)
+            self._runner.run(shape, self._step(shape, buf, lengths))
 
-    def _select(self, batch: Batch, buf: BatchBuffers, hidden: Tensor) -> None:
-        columns = self._state.scoring.columns(batch.level)
-        select_beams(self._state, self._ops, buf, hidden, columns, self._capacity(batch))
+    def _step(self, shape: Shape, buf: BatchBuffers, lengths: tuple[int, ...]) -> Callable[[], None]:
+        """The work of one tick over the given buffers."""
+        state, ops = self._state, self._ops
 
-    def _capacity(self, batch: Batch) -> int:
-        """Candidates that one request of the batch can have at most."""
+        def step() -> None:
+            if shape.phase == "prefill":
+                hidden = prefill_forward(state, ops, buf, lengths)
+            else:
+                hidden = decode_forward(state, ops, buf, shape.width)
+            select_beams(state, ops, buf, hidden, state.scoring.columns(shape.level), self._candidates(shape))
+
+        return step
+
+    def _capture(self) -> dict[str, Any]:
+        """Capture every bucket on padding alone; report time and memory."""
+        started = time.perf_counter()
+        free_before = torch.cuda.mem_get_info(self._device)[0] if self._device.type == "cuda" else 0
+        with torch.inference_mode():
+            for shape in self._buckets.shapes():
+                buf = self._make_buffers(shape, self._max_pages)
+                buf.fill([])
+                self._runner.capture(shape, self._step(shape, buf, (shape.tokens,)))
+                self._static[shape] = buf
+        if not self._static:
+            return {"graphs": 0}
+        torch.cuda.synchronize(self._device)
+        return {
+            "graphs": len(self._static),
+            "capture_s": round(time.perf_counter() - started, 2),
+            "capture_bytes": free_before - torch.cuda.mem_get_info(self._device)[0],
+            "batch_buckets": list(self._buckets.batches),
+            "token_buckets": list(self._buckets.tokens),
+            "width_buckets": list(self.capacity.width_buckets),
+        }
+
+    def _candidates(self, shape: Shape) -> int:
+        """Candidates that one request can have in a step at most."""
         if self._trie is None:
             return 0
-        levels = range(1, self._trie.levels) if batch.level is None else (batch.level,)
-        return max(self._trie.capacity(level, batch.width) for level in levels)
+        levels = range(1, self._trie.levels) if shape.level is None else (shape.level,)
+        return max(self._trie.capacity(level, shape.width) for level in levels)
 
-    def _buffers(self, batch: Batch, tokens: int = 0) -> BatchBuffers:
-        pages = max(len(request.lease.pages) for request in batch.requests if request.lease)
-        scratch_slot = self._state.path.scratch_slot
+    def _make_buffers(self, shape: Shape, pages: int) -> BatchBuffers:
+        kv, path = self._state.context_kv, self._state.path
+        scratch_row = kv.scratch_page * kv.page_size
         return BatchBuffers(
-            len(batch.requests), pages, batch.next_width, scratch_slot, self._device, tokens, self._scratch_row
+            shape.batch, pages, shape.next_width, path.scratch_slot, self._device, shape.tokens, scratch_row
         )
-
-    def _rows(self, batch: Batch) -> list[BatchRow]:
-        return [self._row(request) for request in batch.requests]
 
     def _row(self, request: Request) -> BatchRow:
         assert request.lease is not None
@@ -114,8 +134,7 @@ class TorchBackend:
         level, last = request.level, request.level + 1 == self.capacity.levels
         scheduled = policy.width(level)
         width = min(scheduled, self.capacity.level_widths[level])
-        shrinking = policy.margin is not None
-        if shrinking and level > 0:
+        if policy.margin is not None and level > 0:
             width = min(width, request.width)
         return BatchRow(
             slot=request.lease.beam_slot,
@@ -129,6 +148,6 @@ class TorchBackend:
             view=0,
         )
 
-    def _slots(self, requests: Sequence[Request]) -> Tensor:
+    def _slots(self, requests: Sequence[Request]) -> torch.Tensor:
         slots = [request.lease.beam_slot for request in requests if request.lease]
         return torch.tensor(slots, device=self._device)
