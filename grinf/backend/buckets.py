@@ -87,7 +87,13 @@ def width_buckets(bounds: Sequence[int], *, shrinking: bool) -> tuple[int, ...]:
 
 
 def make_buckets(
-    bounds: Sequence[int], widths: Sequence[int], max_batch: int, max_tokens: int, *, mixed_levels: bool, shrinking: bool
+    bounds: Sequence[int],
+    widths: Sequence[int],
+    max_batch: int,
+    max_tokens: int,
+    *,
+    mixed_levels: bool,
+    shrinking: bool,
 ) -> BucketTable:
     """Decide the captured shapes.
 
@@ -105,7 +111,11 @@ def make_buckets(
 
     transitions: dict[tuple[int, int, int | None], None] = {(1, bucket(bounds[0]), 0): None}
     for level in range(1, len(bounds)):
-        starts = [w for w in widths if w <= bucket(bounds[level - 1])] if shrinking else [bucket(bounds[level - 1])]
+        starts = (
+            [w for w in widths if w <= bucket(bounds[level - 1])]
+            if shrinking
+            else [bucket(bounds[level - 1])]
+        )
         for start in starts:
             most = min(bounds[level], start) if shrinking else bounds[level]
             transitions[start, bucket(most), None if mixed_levels else level] = None

@@ -1,6 +1,7 @@
-"""The tensors that a step reads its batch from: one flat buffer, so that one copy to the device updates them all.
+"""What a step reads its batch from: one flat buffer, so that one copy to the device updates it all.
 
-Nothing about a request is baked into a step: a captured graph reads slots, lengths, steps and widths from here.
+Nothing about a request is baked into a step: a captured graph reads slots, lengths, steps and widths from
+here.
 """
 
 import math
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from grinf.ops.contracts import Limits
 
@@ -73,8 +73,10 @@ class BatchBuffers:
         self._sizes = sizes
         on_gpu = device.type == "cuda"
         total = sum(sizes.values())
-        # A copy to a GPU reads its host buffer later: the ring outlasts every copy that can still be in flight.
-        self._ring = deque(torch.zeros(total, dtype=torch.int32, pin_memory=on_gpu) for _ in range(4 if on_gpu else 1))
+        # A copy to a GPU reads its host buffer later: the ring outlasts every copy that can be in flight.
+        self._ring = deque(
+            torch.zeros(total, dtype=torch.int32, pin_memory=on_gpu) for _ in range(4 if on_gpu else 1)
+        )
         self._device = torch.zeros(total, dtype=torch.int32, device=device) if on_gpu else self._ring[0]
         parts = dict(zip(sizes, self._device.split(list(sizes.values())), strict=True))
         self.slot, self.context_len, self.step, self.view = (
@@ -92,12 +94,15 @@ class BatchBuffers:
             width=next_width,
         )
 
-    def fill(self, rows: Sequence[BatchRow], prompts: Sequence[Sequence[int]] = (), page_size: int = 0) -> None:
+    def fill(
+        self, rows: Sequence[BatchRow], prompts: Sequence[Sequence[int]] = (), page_size: int = 0
+    ) -> None:
         """Write a batch and copy it to the device: the only host-to-device copy of a step.
 
         Args:
             rows: The requests; the rest of the bucket becomes padding on the scratch slot, of width 0.
-            prompts: Their tokens, in a prefill; padding tokens are token 0 and their keys go to the scratch page.
+            prompts: Their tokens, in a prefill; padding tokens are token 0 and their keys go to the scratch
+                page.
             page_size: Tokens per ContextKV page, in a prefill.
         """
         self._ring.rotate(1)
@@ -126,7 +131,11 @@ class BatchBuffers:
         return dict(zip(self._sizes, np.split(flat, ends[:-1]), strict=True))
 
     def _fill_prompts(
-        self, stage: dict[str, np.ndarray], table: np.ndarray, prompts: Sequence[Sequence[int]], page_size: int
+        self,
+        stage: dict[str, np.ndarray],
+        table: np.ndarray,
+        prompts: Sequence[Sequence[int]],
+        page_size: int,
     ) -> None:
         """Lay the prompts end to end; the last ContextKV page that exists is the scratch page."""
         lengths = np.zeros(self.batch, np.int64)

@@ -1,4 +1,4 @@
-"""What the control plane sees of execution: options, batches, capacities and the backend protocol. Torch-free."""
+"""What the control plane sees of execution: options, batches, capacities, backend. Torch-free."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,12 +62,13 @@ class Batch:
     """Requests that run one step together, and the shape that they run in.
 
     Attributes:
-        phase: `prefill` computes prompts, `decode` advances live beams by one token; both end with a selection.
+        phase: `prefill` computes prompts, `decode` advances live beams by one token; both end with a
+            selection.
         requests: At most the capacity's `max_batch`.
         width: Beams per request in the step, W; 1 in a prefill.
         next_width: Beams per request after the selection, K.
-        level: SID level that the selection chooses where all requests agree on it and the columns depend on it;
-            None where levels mix.
+        level: SID level that the selection chooses where all requests agree on it and the columns depend on
+            it; None where levels mix.
     """
 
     phase: Phase

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import torch
 
+from grinf.backend.buckets import BucketTable, make_buckets, width_buckets
 from grinf.backend.interface import Capacity, EngineOptions
 from grinf.backend.registry import Site, default_registry
-from grinf.backend.buckets import BucketTable, make_buckets, width_buckets
 from grinf.backend.runner import EagerRunner, GraphRunner
 from grinf.backend.scoring import Scoring, check_score, check_trie
 from grinf.backend.steps import BackendState
-from grinf.backend.torch_backend import TorchBackend
-from grinf.errors import EnvironmentFault, TrieFileError, UsageError
+from grinf.backend.torch_backend import BackendParts, TorchBackend
+from grinf.errors import EnvironmentFault, UsageError
 from grinf.model.config import ModelConfig, read_config
 from grinf.model.decoder import Decoder, rotary_table
 from grinf.model.weights import load_weights
@@ -30,7 +30,9 @@ _DEFAULT_LEVELS = 3
 _CPU_PAGE, _GPU_PAGE = 64, 64
 
 
-def load_backend(options: EngineOptions, policy: BeamWidthPolicy, levels: int, trie: Trie | None) -> TorchBackend:
+def load_backend(
+    options: EngineOptions, policy: BeamWidthPolicy, levels: int, trie: Trie | None
+) -> TorchBackend:
     """Build a backend for `options`; everything that can be refused is refused before weights are read.
 
     Args:
@@ -58,7 +60,9 @@ def load_backend(options: EngineOptions, policy: BeamWidthPolicy, levels: int, t
     kv_width = max(bounds[:-1], default=1)  # the last level's tokens are never fed, so they have no keys
     max_context = min(options.max_context or _DEFAULT_CONTEXT, config.max_positions - levels)
     if max_context < 1:
-        raise UsageError(f"--max-context {options.max_context} leaves no room", f"the model has {config.max_positions}")
+        raise UsageError(
+            f"--max-context {options.max_context} leaves no room", f"the model has {config.max_positions}"
+        )
     weights = load_weights(Path(options.model), config, dtype, device, options.seed)
     plan = _plan(
         options,
@@ -112,7 +116,8 @@ def load_backend(options: EngineOptions, policy: BeamWidthPolicy, levels: int, t
         mixed = state.scoring.mixed_levels
         buckets = make_buckets(bounds, widths, max_batch, tokens, mixed_levels=mixed, shrinking=shrinking)
     runner = GraphRunner() if captured else EagerRunner()
-    return TorchBackend(state, ops, runner, buckets, capacity, policy, trie, options.score_k, description)
+    parts = BackendParts(state, ops, runner, buckets, capacity, policy, trie, options.score_k, description)
+    return TorchBackend(parts)
 
 
 def sid_levels(options: EngineOptions, trie: Trie | None) -> int:
@@ -140,7 +145,11 @@ def _level_bounds(policy: BeamWidthPolicy, candidates: tuple[int, ...]) -> tuple
 
 def _candidates(levels: int, config: ModelConfig, trie: Trie | None) -> tuple[int, ...]:
     """Candidates at each level at most: the trie's nodes, or every sequence of tokens."""
-    return trie.num_nodes if trie is not None else tuple(config.vocab_rows ** (level + 1) for level in range(levels))
+    return (
+        trie.num_nodes
+        if trie is not None
+        else tuple(config.vocab_rows ** (level + 1) for level in range(levels))
+    )
 
 
 def _device(name: str) -> torch.device:
@@ -190,7 +199,9 @@ def _free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _plan(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, **sizes: int) -> MemoryPlan:
+def _plan(
+    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, **sizes: int
+) -> MemoryPlan:
     """Divide what is left of the free memory after the workspace between ContextKV and BeamKV."""
     shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, dtype.itemsize)
     budget = int(options.memory_fraction * _free_bytes(device)) - options.workspace_bytes

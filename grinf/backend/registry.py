@@ -33,7 +33,8 @@ class Needs:
     """What an implementation asks of a site; None asks nothing.
 
     Attributes:
-        missing: A library that the implementation needs and that is not there, in words; empty: nothing is missing.
+        missing: A library that the implementation needs and that is not there, in words; empty: nothing is
+            missing.
     """
 
     device: str | None = None
@@ -124,7 +125,9 @@ class KernelRegistry:
             candidates = tuple(i for i in candidates if i.name == override)
             if not candidates:
                 known = ", ".join(i.name for i in self.candidates(op))
-                raise UsageError(f"kernels.{op} = {override!r} is not an implementation", f"there are: {known}")
+                raise UsageError(
+                    f"kernels.{op} = {override!r} is not an implementation", f"there are: {known}"
+                )
         reasons = []
         for implementation in candidates:
             reason = implementation.needs.rejects(site)

@@ -1,8 +1,8 @@
 """How a step is run: call it, or capture it once in a CUDA graph and replay it.
 
-Rules for a step that can be captured: it reads and writes static buffers and pools only, keeps nothing it allocates,
-never asks a tensor for a value (`.item()`, `.tolist()`, `bool(tensor)`), takes no shape from data, launches on the
-current stream, and has every kernel compiled beforehand.
+Rules for a step that can be captured: it reads and writes static buffers and pools only, keeps nothing it
+allocates, never asks a tensor for a value (`.item()`, `.tolist()`, `bool(tensor)`), takes no shape from data,
+launches on the current stream, and has every kernel compiled beforehand.
 """
 
 from collections import deque

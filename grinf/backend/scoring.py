@@ -47,8 +47,8 @@ class DeviceTrie:
 class Scoring:
     """Score mode, lm_head columns and catalogue of an engine.
 
-    Full-vocabulary scores need every column at every level, so requests at different levels share a batch. The other
-    scores of a constrained search need the level's columns alone.
+    Full-vocabulary scores need every column at every level, so requests at different levels share a batch.
+    The other scores of a constrained search need the level's columns alone.
     """
 
     def __init__(self, score: str, head: Tensor, trie: Trie | None, workspace_bytes: int) -> None:
@@ -99,8 +99,12 @@ def check_score(score: str, *, constrained: bool) -> None:
     """
     allowed = SCORES if constrained else FREE_SCORES
     if score not in allowed:
-        reason = "" if score not in SCORES else f"{score} normalises over the trie's codes, and there is no trie"
-        raise UsageError(f"--score {score} is not possible here", reason, f"choose among {', '.join(allowed)}")
+        reason = (
+            "" if score not in SCORES else f"{score} normalises over the trie's codes, and there is no trie"
+        )
+        raise UsageError(
+            f"--score {score} is not possible here", reason, f"choose among {', '.join(allowed)}"
+        )
 
 
 def check_trie(trie: Trie, vocab_rows: int) -> None:
@@ -132,7 +136,9 @@ def upload_trie(trie: Trie, device: torch.device) -> DeviceTrie:
     """
     nodes = 1 + sum(trie.num_nodes)
     if nodes > _MAX_NODES:
-        raise CapacityError(f"the trie has {nodes:,} nodes, {_MAX_NODES:,} are possible", fix="split the catalogue")
+        raise CapacityError(
+            f"the trie has {nodes:,} nodes, {_MAX_NODES:,} are possible", fix="split the catalogue"
+        )
     assert trie.token_ids is not None
     widest = max(len(table) for table in trie.token_ids)
     token = np.zeros((trie.levels, widest + 1), np.int32)
@@ -151,7 +157,7 @@ def upload_trie(trie: Trie, device: torch.device) -> DeviceTrie:
 
 
 def _level_columns(head: Tensor, trie: Trie, level: int) -> Columns:
-    """The lm_head rows of one level's codes, in code order; a view where their token ids are proven contiguous."""
+    """The lm_head rows of one level's codes, in code order; a view where their token ids are contiguous."""
     assert trie.token_ids is not None
     table = trie.token_ids[level]
     codes = np.flatnonzero(table >= 0)

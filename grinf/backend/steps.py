@@ -1,8 +1,8 @@
 """The only forward code: compute prompts, advance beams by a token, choose the next beams.
 
-Every function reads and writes only the tensors of its arguments, asks the host for nothing, and has shapes that depend
-on the bucket alone. So each can be called, or captured in a CUDA graph and replayed: how a step is run is not its
-business.
+Every function reads and writes only the tensors of its arguments, asks the host for nothing, and has shapes
+that depend on the bucket alone. So each can be called, or captured in a CUDA graph and replayed: how a step
+is run is not its business.
 """
 
 from dataclasses import dataclass
@@ -137,7 +137,9 @@ def select_beams(
         trie = state.scoring.trie_view(columns, buf.view[part], capacity)
         selection = _select(ops, state.scoring.score, logits, path, trie, limits)
         pools = state.path
-        ops.extend_path(slot, limits.level, selection, pools.token, pools.ancestor, pools.cum, pools.node, pools.width)
+        ops.extend_path(
+            slot, limits.level, selection, pools.token, pools.ancestor, pools.cum, pools.node, pools.width
+        )
 
 
 def _select(

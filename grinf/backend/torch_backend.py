@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,28 +18,43 @@ from grinf.state.request import BeamWidthPolicy, Request
 from grinf.trie import Trie
 
 
+@dataclass(frozen=True, slots=True)
+class BackendParts:
+    """What a backend is made of; decided in `backend.load`.
+
+    Attributes:
+        policy: Beam widths of requests that bring none of their own.
+        score_k: K of `topk` scores; None: the scheduled width.
+        description: For `describe`.
+    """
+
+    state: BackendState
+    ops: Ops
+    runner: Runner
+    buckets: BucketTable
+    capacity: Capacity
+    policy: BeamWidthPolicy
+    trie: Trie | None
+    score_k: int | None
+    description: dict[str, Any]
+
+
 class TorchBackend:
     """One model on one device. The CPU and CUDA differ in the parts given here, not in code."""
 
-    def __init__(
-        self,
-        state: BackendState,
-        ops: Ops,
-        runner: Runner,
-        buckets: BucketTable,
-        capacity: Capacity,
-        policy: BeamWidthPolicy,
-        trie: Trie | None,
-        score_k: int | None,
-        description: dict[str, Any],
-    ) -> None:
-        self.capacity = capacity
-        self._state, self._ops, self._runner, self._buckets = state, ops, runner, buckets
-        self._policy, self._trie, self._score_k = policy, trie, score_k
-        self._device = state.path.token.device
-        self._max_pages = -(-capacity.max_context // capacity.page_size)
+    def __init__(self, parts: BackendParts) -> None:
+        self.capacity = parts.capacity
+        self._state, self._ops, self._runner, self._buckets = (
+            parts.state,
+            parts.ops,
+            parts.runner,
+            parts.buckets,
+        )
+        self._policy, self._trie, self._score_k = parts.policy, parts.trie, parts.score_k
+        self._device = parts.state.path.token.device
+        self._max_pages = -(-parts.capacity.max_context // parts.capacity.page_size)
         self._static: dict[Shape, BatchBuffers] = {}
-        self._description = description | self._capture()
+        self._description = parts.description | self._capture()
 
     def prefill(self, batch: Batch) -> None:
         """Compute the prompts of a batch, and choose level 0."""

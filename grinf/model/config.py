@@ -1,4 +1,4 @@
-"""Read a Hugging Face `config.json` (or an architecture file of the same form) into our names, or refuse it by name."""
+"""Read a Hugging Face `config.json`, or an architecture file like it, into our names, or refuse it."""
 
 import json
 from collections.abc import Mapping
@@ -72,14 +72,18 @@ def read_config(path: Path) -> ModelConfig:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
-            f"no model at {path}", f"{file} does not exist", "pass --model a checkpoint folder or an architecture file"
+            f"no model at {path}",
+            f"{file} does not exist",
+            "pass --model a checkpoint folder or an architecture file",
         ) from None
     except OSError as error:
         raise ModelError(f"cannot read {file}", str(error)) from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"{file} is not valid JSON", str(error), "download the checkpoint again") from error
     if not isinstance(raw, dict):
-        raise ModelError(f"{file} is not a model configuration", f"expected a JSON object, got {type(raw).__name__}")
+        raise ModelError(
+            f"{file} is not a model configuration", f"expected a JSON object, got {type(raw).__name__}"
+        )
     return parse_config(raw, str(file))
 
 
@@ -94,7 +98,9 @@ def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
     rope_theta, rope_scaling = _rope(raw, faults)
     if faults:
         raise ModelError(
-            f"{where}: grinf does not run this model", "; ".join(faults), "grinf runs dense Qwen3, Qwen2 and Llama"
+            f"{where}: grinf does not run this model",
+            "; ".join(faults),
+            "grinf runs dense Qwen3, Qwen2 and Llama",
         )
 
     def size(key: str, default: int | None = None) -> int:
@@ -186,5 +192,7 @@ def _rope(raw: Mapping[str, Any], faults: list[str]) -> tuple[float, RopeScaling
 def _dtype(raw: Mapping[str, Any], where: str) -> str:
     dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32").removeprefix("torch.")
     if dtype not in _DTYPES:
-        raise ModelError(f"{where}: dtype {dtype!r} is not supported", f"grinf computes in {', '.join(sorted(_DTYPES))}")
+        raise ModelError(
+            f"{where}: dtype {dtype!r} is not supported", f"grinf computes in {', '.join(sorted(_DTYPES))}"
+        )
     return dtype

@@ -1,4 +1,4 @@
-"""The dense decoder (Qwen3, Qwen2, Llama) as one function of tokens. Knows no KV cache, no phase and no kernel."""
+"""The dense decoder (Qwen3, Qwen2, Llama) as one function of tokens. Knows no cache, phase or kernel."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from grinf.model.config import ModelConfig
 
 Attend = Callable[[int, Tensor], Tensor]
-"""attend(layer, qkv [N, (Hq + 2 * Hkv) * D]) -> [N, Hq * D]: everything between two projections of a layer."""
+"""attend(layer, qkv [N, (Hq + 2 * Hkv) * D]) -> [N, Hq * D]: all between two projections of a layer."""
 
 
 class ElementwiseOps(Protocol):
@@ -103,8 +103,8 @@ class Decoder:
 def rotary_table(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
     """Return float32 [positions, D]: the cosines of each position's angles, then the sines.
 
-    Source: RoPE (Su et al., 2021); `llama3` scaling as in the Llama 3.1 release: long wavelengths are divided by
-    `factor`, short ones kept, and those between are interpolated.
+    Source: RoPE (Su et al., 2021); `llama3` scaling as in the Llama 3.1 release: long wavelengths are divided
+    by `factor`, short ones kept, and those between are interpolated.
     """
     exponent = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device=device).float() / config.head_dim
     frequency = 1.0 / (config.rope_theta**exponent)

@@ -21,14 +21,16 @@ _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
 
-def load_weights(path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int) -> DecoderWeights:
+def load_weights(
+    path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int
+) -> DecoderWeights:
     """Read a checkpoint folder, or draw seeded random weights where `path` is an architecture file.
 
     Raises:
         ModelError: No safetensors file, an unreadable one, a missing tensor or a tensor of the wrong shape.
     """
     if not path.is_dir():
-        return _assemble(config, _random_fetch(seed, dtype, device))
+        return _assemble(config, random_fetch(seed, dtype, device))
     with ExitStack() as files:
         return _assemble(config, _checkpoint_fetch(path, files, dtype, device))
 
@@ -80,7 +82,9 @@ def _checkpoint_fetch(path: Path, files: ExitStack, dtype: torch.dtype, device: 
             handle = files.enter_context(safe_open(shard, framework="pt"))
             owner.update(dict.fromkeys(handle.keys(), handle))
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"cannot read {shard}", str(error), "copy or download the checkpoint again") from error
+            raise ModelError(
+                f"cannot read {shard}", str(error), "copy or download the checkpoint again"
+            ) from error
 
     def fetch(name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in owner:
@@ -111,7 +115,9 @@ def _shards(path: Path) -> Iterator[Path]:
             raise ModelError(f"cannot read {index}", f"{type(error).__name__}: {error}") from error
         missing = [name for name in names if not (path / name).is_file()]
         if missing:
-            raise ModelError(f"{path} lacks {', '.join(missing)}", f"{_INDEX} lists it", "finish the download")
+            raise ModelError(
+                f"{path} lacks {', '.join(missing)}", f"{_INDEX} lists it", "finish the download"
+            )
         yield from (path / name for name in names)
     else:
         raise ModelError(
@@ -121,7 +127,7 @@ def _shards(path: Path) -> Iterator[Path]:
         )
 
 
-def _random_fetch(seed: int, dtype: torch.dtype, device: torch.device) -> Fetch:
+def random_fetch(seed: int, dtype: torch.dtype, device: torch.device) -> Fetch:
     """Draw each tensor from its own generator, so that a tensor's values depend on seed and name alone.
 
     Matrices are normal with standard deviation 0.02, norms are one: the usual initialisation of the family.

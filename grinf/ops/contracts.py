@@ -1,8 +1,9 @@
 """What each operator takes and returns: the contract between the steps, the torch reference and every kernel.
 
-Letters: B requests of the batch, W width of the bucket, K width of the next selection, N token rows, T = levels - 1
-decode steps, Hq / Hkv query / key-value heads, D head_dim, P page-table columns, V logits columns, R pool rows.
-Every tensor of one call lives on one device. Index tensors are int32. Log-sum-exp values are natural logs.
+Letters: B requests of the batch, W width of the bucket, K width of the next selection, N token rows, T =
+levels - 1 decode steps, Hq / Hkv query / key-value heads, D head_dim, P page-table columns, V logits columns,
+R pool rows. Every tensor of one call lives on one device. Index tensors are int32. Log-sum-exp values are
+natural logs.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ class ContextView:
 
     Attributes:
         k, v: [pages + 1, page_size, Hkv, D], compute dtype. The last page is scratch, for padding.
-        page_table: int32 [B, P]; key j of request b is row j % page_size of page page_table[b, j // page_size].
+        page_table: int32 [B, P]; key j of request b is row j % page_size of page page_table[b, j //
+            page_size].
         context_len: int32 [B], tokens; 0 for a padding request.
     """
 
@@ -34,8 +36,8 @@ class BeamView:
     Attributes:
         k, v: [slots + 1, T, W_max, Hkv, D], compute dtype, step-major; the last slot is scratch, for padding.
         slot: int32 [B], row of the pools that request b leases.
-        ancestor: int32 [B, T, W]; beam w of request b reads row ancestor[b, s, w] of step s for every s <= step[b];
-            ancestor[b, step[b], w] == w. Entries of later steps are valid rows with no meaning.
+        ancestor: int32 [B, T, W]; beam w of request b reads row ancestor[b, s, w] of step s for every s <=
+            step[b]; ancestor[b, step[b], w] == w. Entries of later steps are valid rows with no meaning.
         step: int32 [B], the decode step being computed; request b has step[b] + 1 beam keys.
     """
 
@@ -70,14 +72,19 @@ class TrieView:
     """The catalogue on the device: implicit-child CSR, nodes numbered level by level in SID order, root = 0.
 
     Attributes:
-        first_child: int32 [inner nodes + 1]; the children of node p are first_child[p] .. first_child[p + 1] - 1,
-            siblings ascending by code. Inner nodes are the root and the nodes of every level but the last.
-        code: int16 or int32 [nodes]; the bits of an unsigned code, `code & 0xFFFF` for int16. code[0] means nothing.
-        column: int32 [levels, codes + 1], the logits column of (level, code); None where the column is the code itself.
+        first_child: int32 [inner nodes + 1]; the children of node p begin at first_child[p] and end before
+            first_child[p + 1], siblings ascending by code. Inner nodes are the root and the nodes of every
+            level but the last.
+        code: int16 or int32 [nodes]; the bits of an unsigned code, `code & 0xFFFF` for int16. code[0] means
+            nothing.
+        column: int32 [levels, codes + 1], the logits column of (level, code); None where the column is the
+            code itself.
         token: int32 [levels, codes + 1], token id of (level, code).
-        end_code: int32 [levels], the code that ends a short SID, -1 where a level has none. A beam whose node carries
-            its level's end code has one child, the next END, and that child's score is the beam's own.
-        live: int32 [views, ceil(nodes / 32)] bit masks (bit node % 32 of word node // 32); None: every node is live.
+        end_code: int32 [levels], the code that ends a short SID, -1 where a level has none. A beam whose node
+            carries its level's end code has one child, the next END, and that child's score is the beam's
+            own.
+        live: int32 [views, ceil(nodes / 32)] bit masks (bit node % 32 of word node // 32); None: every node
+            is live.
         view: int32 [B], row of `live` that request b may see.
         capacity: candidates that one request can have in this call, at most; sizes every buffer.
     """
@@ -114,13 +121,19 @@ class Limits:
 
     def part(self, requests: slice) -> "Limits":
         """The limits of a part of the batch."""
-        per_request = (self.level, self.next_width, self.score_k, self.margin, self.min_width)
-        return Limits(*(t[requests] for t in per_request), self.width)
+        return Limits(
+            level=self.level[requests],
+            next_width=self.next_width[requests],
+            score_k=self.score_k[requests],
+            margin=self.margin[requests],
+            min_width=self.min_width[requests],
+            width=self.width,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The next beams of a batch, in order: score descending, parent rank ascending, code (or token id) ascending.
+    """The next beams of a batch, by score descending, parent rank ascending, code or token id ascending.
 
     Attributes:
         score: float32 [B, K], -inf at and past count[b].
@@ -155,7 +168,8 @@ class QkNormRopeWrite(Protocol):
     ) -> None:
         """Normalise and rotate q and k, then write k and v to their pool rows.
 
-        Arithmetic is fp32 with one rounding at each store. Rotation pairs dimension i with i + D/2 (HF's layout).
+        Arithmetic is fp32 with one rounding at each store. Rotation pairs dimension i with i + D/2 (HF's
+        layout).
 
         Args:
             qkv: [N, Hq + 2 * Hkv, D], compute dtype, contiguous; q heads first, then k, then v. The q part is
@@ -166,7 +180,8 @@ class QkNormRopeWrite(Protocol):
             positions: int32 [N], row of `cos_sin`.
             k_pool, v_pool: [R, Hkv, D], one layer of ContextKV or BeamKV with its leading axes flattened.
             rows: int64 [N], pool row of each token. Padding tokens point at scratch rows.
-            keep_k: Whether the caller reads rotated keys from `qkv` afterwards (prefill does, decode does not).
+            keep_k: Whether the caller reads rotated keys from `qkv` afterwards (prefill does, decode does
+                not).
         """
         ...
 
@@ -174,8 +189,10 @@ class QkNormRopeWrite(Protocol):
 class AddRmsNorm(Protocol):
     """Residual add and RMSNorm."""
 
-    def __call__(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """Return (rms_norm(x + residual) * weight, x + residual); arithmetic in fp32, one rounding per output.
+    def __call__(
+        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return (rms_norm(x + residual) * weight, x + residual), computed in fp32 and rounded once.
 
         The norm is taken of the sum before that sum is rounded to the compute dtype.
 
@@ -192,7 +209,7 @@ class SwiGlu(Protocol):
     """Gated activation of the MLP."""
 
     def __call__(self, gate_up: Tensor) -> Tensor:
-        """Return silu(gate) * up, [N, F], from [N, 2 * F] with the gates in the first half; fp32, one rounding."""
+        """Return silu(gate) * up [N, F] of [N, 2 * F], gates first; computed in fp32 and rounded once."""
         ...
 
 
@@ -208,7 +225,8 @@ class PrefillAttention(Protocol):
             q: [N, Hq, D], rows may be strided, the last axis is contiguous.
             k, v: [N, Hkv, D], likewise.
             cu_seqlens: int32 [B + 1], first row of each prompt; tokens past the last prompt are padding.
-            seq_lens: Host lengths that bound the prompts: exact when run eagerly, the bucket's bound in a graph.
+            seq_lens: Host lengths that bound the prompts: exact when run eagerly, the bucket's bound in a
+                graph.
             scale: Factor on q·k.
         """
         ...
@@ -260,7 +278,9 @@ class MergeAttention(Protocol):
 class DecodeAttention(Protocol):
     """The whole of a decode step's attention: K1, K2 and K3, composed or fused."""
 
-    def __call__(self, q: Tensor, context: ContextView, beams: BeamView, width: Tensor, scale: float) -> Tensor:
+    def __call__(
+        self, q: Tensor, context: ContextView, beams: BeamView, width: Tensor, scale: float
+    ) -> Tensor:
         """Return [B, W, Hq, D] in q's dtype; rows w >= width[b] hold anything."""
         ...
 
@@ -281,17 +301,18 @@ class SelectConstrained(Protocol):
     ) -> Selection:
         """Choose the next beams of a constrained search.
 
-        A candidate is a live child of a live beam; its score is (logit - log_z[parent]) + cum[parent] in fp32, in
-        that order, with no FMA. count[b] = min(next_width[b], candidates), less what the margin drops.
+        A candidate is a live child of a live beam; its score is (logit - log_z[parent]) + cum[parent] in
+        fp32, in that order, with no FMA. count[b] = min(next_width[b], candidates), less what the margin
+        drops.
 
         Args:
             logits: [B, W, V], any float dtype.
             path: Live beams.
             trie: Catalogue, filters, and the column of each code.
             limits: Widths, K and margins.
-            score: `given` (log_z is the normaliser: `vocab` and `level` scores), `children` (log-sum-exp over a beam's
-                legal children), `topk` (only the score_k[b] best legal logits of a beam, ties to the smaller code, are
-                candidates, and log-sum-exp is over those).
+            score: `given` (log_z is the normaliser: `vocab` and `level` scores), `children` (log-sum-exp over
+                a beam's legal children), `topk` (only the score_k[b] best legal logits of a beam, ties to the
+                smaller code, are candidates, and log-sum-exp is over those).
             log_z: float32 [B, W] for `given`, else None.
         """
         ...
@@ -332,8 +353,8 @@ class ExtendPath(Protocol):
         """Write level[b] of every request's path, in place.
 
         For k < K: token[slot, level, k] = selection.token, cum and node likewise, width[slot] = count, and
-        ancestor[slot, s, k] becomes parent for s == level - 1 and ancestor[slot, s, parent] for s < level - 1.
-        Requests whose slot is scratch (the last row) may write there, but its width stays 0.
+        ancestor[slot, s, k] becomes parent for s == level - 1 and ancestor[slot, s, parent] for s < level -
+        1. Requests whose slot is scratch (the last row) may write there, but its width stays 0.
 
         Args:
             slot, level: int32 [B].

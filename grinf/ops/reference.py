@@ -1,4 +1,4 @@
-"""The specification of every op in plain torch: right on any device, fast on none, safe under graph capture."""
+"""The specification of every op in plain torch: right on any device, fast on none, safe to capture."""
 
 import math
 
@@ -84,8 +84,10 @@ def prefill_attention(
     start = 0
     for length in seq_lens:
         prompt = slice(start, start + length)
-        heads_first = (t[prompt].transpose(0, 1)[None] for t in (q, k, v))
-        attended = F.scaled_dot_product_attention(*heads_first, is_causal=True, scale=scale, enable_gqa=True)
+        one_q, one_k, one_v = (t[prompt].transpose(0, 1)[None] for t in (q, k, v))
+        attended = F.scaled_dot_product_attention(
+            one_q, one_k, one_v, is_causal=True, scale=scale, enable_gqa=True
+        )
         out[prompt] = attended[0].transpose(0, 1)
         start += length
     return out
@@ -95,8 +97,12 @@ def context_attention(q: Tensor, context: ContextView, width: Tensor, scale: flo
     """See `contracts.ContextAttention`; also computes the dead rows, which is harmless."""
     batch, beams, num_q_heads, head_dim = q.shape
     num_kv_heads = context.k.shape[2]
-    k, v = (pool[context.page_table].flatten(1, 2).float() for pool in (context.k, context.v))  # [B, S, Hkv, D]
-    rows = q.float().view(batch, beams, num_kv_heads, -1, head_dim).transpose(1, 2).flatten(2, 3)  # [B, Hkv, W*g, D]
+    k, v = (
+        pool[context.page_table].flatten(1, 2).float() for pool in (context.k, context.v)
+    )  # [B, S, Hkv, D]
+    rows = (
+        q.float().view(batch, beams, num_kv_heads, -1, head_dim).transpose(1, 2).flatten(2, 3)
+    )  # [B, Hkv, W*g, D]
     scores = torch.matmul(rows, k.permute(0, 2, 3, 1)) * scale
     inside = torch.arange(k.shape[1], device=q.device) < context.context_len[:, None]
     scores = scores.masked_fill(~inside[:, None, None, :], -math.inf)
@@ -112,7 +118,10 @@ def beam_attention(q: Tensor, beams: BeamView, width: Tensor, scale: float) -> t
     steps = torch.arange(num_steps, device=q.device)
     slot = beams.slot[:, None, None]
     # [B, T, W, Hkv, D] -> [B, W, Hkv, T, D]
-    k, v = (pool[slot, steps[None, :, None], beams.ancestor].permute(0, 2, 3, 1, 4).float() for pool in (beams.k, beams.v))
+    k, v = (
+        pool[slot, steps[None, :, None], beams.ancestor].permute(0, 2, 3, 1, 4).float()
+        for pool in (beams.k, beams.v)
+    )
     rows = q.float().view(batch, num_beams, k.shape[2], -1, head_dim)  # [B, W, Hkv, g, D]
     scores = torch.matmul(rows, k.transpose(-1, -2)) * scale
     on_path = steps <= beams.step[:, None]
@@ -122,7 +131,7 @@ def beam_attention(q: Tensor, beams: BeamView, width: Tensor, scale: float) -> t
 
 
 def _softmax_weighted(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax over the last axis of `scores` [..., rows, keys] applied to v [..., keys, D], and its log-sum-exp.
+    """Softmax over the last axis of `scores` [..., rows, keys] applied to v [..., keys, D], and its LSE.
 
     Rows without a key give 0 and -inf.
     """

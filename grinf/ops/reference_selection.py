@@ -61,11 +61,13 @@ def select_constrained(
     safe = best.clamp_max(child.shape[1] - 1)
     picked_child = child.gather(1, safe)
     token = trie.token[limits.level[:, None], _code(trie.code, picked_child)]
-    return _finish(candidate.gather(1, safe), parent.gather(1, safe), token, picked_child, valid.sum(1), limits)
+    return _finish(
+        candidate.gather(1, safe), parent.gather(1, safe), token, picked_child, valid.sum(1), limits
+    )
 
 
 def _children(node: Tensor, width: Tensor, trie: TrieView) -> tuple[Tensor, Tensor, Tensor]:
-    """Lay the children of all live beams out in a row of `capacity` slots: parent rank, child node, is it a candidate.
+    """Lay out the children of all live beams in `capacity` slots: parent rank, child node, is it legal.
 
     Slots run by parent rank, then by code, since siblings ascend: the slot number is the tie order.
     """
@@ -123,7 +125,7 @@ def _segment_logsumexp(logit: Tensor, parent: Tensor, valid: Tensor, beams: int)
 
 
 def _top(key: Tensor, width: int) -> Tensor:
-    """Positions of the `width` largest keys of each row, largest first, padded with an out-of-range position."""
+    """Positions of the `width` largest keys of each row, largest first, padded past the row's end."""
     kept = min(width, key.shape[1])
     best = key.topk(kept, dim=1).indices
     return torch.nn.functional.pad(best, (0, width - kept), value=key.shape[1])

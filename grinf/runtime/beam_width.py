@@ -1,5 +1,6 @@
 """How many beams a request keeps after each level: fixed, scheduled, or shrinking by score margin."""
 
+import itertools
 from dataclasses import dataclass
 
 from grinf.errors import UsageError
@@ -54,11 +55,13 @@ def make_policy(
     widths = beams * levels if len(beams) == 1 else beams
     if margin is None:
         return ScheduledWidth(widths)
-    if margin < 0 or margin != margin:
-        raise UsageError(f"--score-margin {margin} is not a distance", fix="give nats, such as --score-margin 8")
+    if not margin >= 0:
+        raise UsageError(
+            f"--score-margin {margin} is not a distance", fix="give nats, such as --score-margin 8"
+        )
     if min_width < 1:
         raise UsageError(f"--min-beams {min_width}: at least one beam must survive")
-    if any(later > earlier for earlier, later in zip(widths, widths[1:], strict=False)):
+    if any(later > earlier for earlier, later in itertools.pairwise(widths)):
         raise UsageError(
             f"--beams {shown} grows, which --score-margin {margin} cannot honour",
             "the next width is at most what the margin kept",

@@ -26,14 +26,21 @@ class Engine:
     """
 
     def __init__(
-        self, backend: ExecutionBackend, policy: BeamWidthPolicy, clock: Callable[[], int] = time.perf_counter_ns
+        self,
+        backend: ExecutionBackend,
+        policy: BeamWidthPolicy,
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         capacity = backend.capacity
         self._backend, self._clock = backend, clock
         self._scheduler = Scheduler(capacity, policy)
         self._ledger = Ledger(capacity.num_pages, capacity.page_size, capacity.num_slots)
         self._pending: deque[tuple[Pending, list[Request]]] = deque()
-        self.max_context, self.levels, self.vocab_rows = capacity.max_context, capacity.levels, capacity.vocab_rows
+        self.max_context, self.levels, self.vocab_rows = (
+            capacity.max_context,
+            capacity.levels,
+            capacity.vocab_rows,
+        )
 
     @classmethod
     def load(cls, options: EngineOptions, trie: "Trie | None" = None) -> Self:
@@ -155,7 +162,9 @@ class Engine:
     def _result(self, request: Request, beams: Beams, now: int) -> RecallResult:
         request.timeline.done_ns = now
         if beams.fault:
-            return self._failed(request, RowError("non_finite", beams.fault, "the checkpoint is broken, or overflows"))
+            return self._failed(
+                request, RowError("non_finite", beams.fault, "the checkpoint is broken, or overflows")
+            )
         return RecallResult(request.request_id, beams.sids, beams.scores, beams.leaves, request.timeline)
 
     def _failed(self, request: Request, error: RowError) -> RecallResult:

@@ -1,4 +1,4 @@
-"""Which batch runs next, and who is done. Pure policy over integers: knows no tensor, no clock and no file."""
+"""Which batch runs next, and who is done. Pure policy: knows no tensor, no clock and no file."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,11 +13,12 @@ from grinf.state.request import BeamWidthPolicy, Request, RequestStatus
 class Scheduler:
     """Continuous batching of requests.
 
-    1. A waiting request joins, between two steps, as soon as the decode batch has room and the ledger grants a lease;
-       requests are admitted in order, so nobody starves.
-    2. A decode batch holds the requests that share the oldest one's shape: width bucket and next width bucket, and the
-       level where the columns of the logits depend on it. With a fixed width every step has the same shape, so
-       requests at different steps share a batch; with a schedule the shape itself keeps the steps apart.
+    1. A waiting request joins, between two steps, as soon as the decode batch has room and the ledger grants
+       a lease; requests are admitted in order, so nobody starves.
+    2. A decode batch holds the requests that share the oldest one's shape: width bucket and next width
+       bucket, and the level where the columns of the logits depend on it. With a fixed width every step has
+       the same shape, so requests at different steps share a batch; with a schedule the shape itself keeps
+       the steps apart.
     3. A request that can never run fails when it is added, with the reason.
     """
 
@@ -68,11 +69,15 @@ class Scheduler:
             wrong = low if low < 0 else high
             raise RowError("bad_token", f"token id {wrong} is outside the model's vocabulary of {rows}")
         if request.view is not None and request.view not in self.capacity.views:
-            raise RowError("unknown_view", f"the trie has no view {request.view!r}", f"it has {self.capacity.views}")
+            raise RowError(
+                "unknown_view", f"the trie has no view {request.view!r}", f"it has {self.capacity.views}"
+            )
         policy = self.policy(request)
         widest = max(min(policy.width(level), most) for level, most in enumerate(self.capacity.level_widths))
         if widest > self.capacity.max_width:
-            raise RowError("too_wide", f"{widest} beams exceed the {self.capacity.max_width} that the pool holds")
+            raise RowError(
+                "too_wide", f"{widest} beams exceed the {self.capacity.max_width} that the pool holds"
+            )
 
     def next_batch(self, ledger: Ledger) -> Batch | None:
         """The batch to run now; None when nothing is left to do.
@@ -115,7 +120,11 @@ class Scheduler:
     def _shape(self, request: Request) -> tuple[int, int, int | None]:
         """(width bucket, next width bucket, level or None): requests that agree may share a decode batch."""
         bucket = self.capacity.bucket
-        return bucket(request.width), bucket(self._bound(request, request.level)), self._batch_level(request.level)
+        return (
+            bucket(request.width),
+            bucket(self._bound(request, request.level)),
+            self._batch_level(request.level),
+        )
 
     def _batch_level(self, level: int) -> int | None:
         return None if self.capacity.mixed_levels and level > 0 else level

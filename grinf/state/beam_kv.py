@@ -1,8 +1,8 @@
 """BeamKV: the keys and values of decoded tokens, private to each beam, step-major, appended and never moved.
 
-    k[layer][slot]   step 0: beam 0, beam 1, ..., beam W_max - 1     the level-0 tokens
-                     step 1: beam 0, beam 1, ..., beam W_max - 1     the level-1 tokens
-    Beam w of step 1 whose parent was beam p reads rows (0, p) and (1, w): BeamPath says which, nothing is copied.
+k[layer][slot]   step 0: beam 0, beam 1, ..., beam W_max - 1     the level-0 tokens
+                 step 1: beam 0, beam 1, ..., beam W_max - 1     the level-1 tokens
+Beam w of step 1 whose parent was beam p reads rows (0, p) and (1, w): BeamPath says which, nothing is copied.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class BeamKV:
-    """Pools of shape [layers, slots + 1, T, W_max, Hkv, D]; the last slot takes the writes of padding requests."""
+    """Pools of shape [layers, slots + 1, T, W_max, Hkv, D]; padding requests write to the last slot."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class BeamKV:
         return self.k[layer], self.v[layer]
 
     def rows(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer with the leading axes flattened, each [(slots + 1) * T * W_max, Hkv, D]."""
+        """Keys and values of one layer, leading axes flattened, each [(slots + 1) * T * W_max, Hkv, D]."""
         return self.k[layer].flatten(0, 2), self.v[layer].flatten(0, 2)
 
     def row_index(self, slot: Tensor, step: Tensor, width: int) -> Tensor:

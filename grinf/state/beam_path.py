@@ -1,9 +1,9 @@
 """BeamPath: which beam came from which. The only place that knows parents; forking a beam copies no KV.
 
-    level          0          1          2
-    token      a0 a1 a2   b0 b1 b2   c0 c1 c2      as chosen at that level, never permuted
-    ancestor   of the live beams: for each decode step, the beam on its path.
-               c1 <- b2 <- a0  is  ancestor[0][1] = 0, ancestor[1][1] = 2
+level          0          1          2
+token      a0 a1 a2   b0 b1 b2   c0 c1 c2      as chosen at that level, never permuted
+ancestor   of the live beams: for each decode step, the beam on its path.
+           c1 <- b2 <- a0  is  ancestor[0][1] = 0, ancestor[1][1] = 2
 """
 
 import torch
@@ -43,14 +43,14 @@ class BeamPath:
         return self.token[slot, step, :width]
 
     def gather_index(self, slot: Tensor, step: Tensor, width: int) -> Tensor:
-        """Row of each earlier step on each beam's path, int32 [B, T, width]; at the running step the beam itself."""
+        """Row of each step on each beam's path, int32 [B, T, width]; at the running step the beam itself."""
         ancestor = self.ancestor[slot, :, :width]
         steps = torch.arange(ancestor.shape[1], device=slot.device)[None, :, None]
         beam = torch.arange(width, dtype=torch.int32, device=slot.device)
         return torch.where(steps == step[:, None, None], beam, ancestor)
 
     def trace(self, slot: Tensor, width: int) -> Tensor:
-        """Token ids of finished beams, int32 [B, width, levels]: each level's token looked up through the parents."""
+        """Token ids of finished beams, int32 [B, width, levels], looked up through the parents."""
         token, last = self.token[slot, :, :width], self.token[slot, -1:, :width]
         ancestor = self.ancestor[slot, :, :width].long()
         earlier = self.token[slot, :-1].gather(2, ancestor) if token.shape[1] > 1 else token[:, :0]

@@ -1,8 +1,8 @@
 """ContextKV: the keys and values of prompts, once per request, paged, read by every beam of that request.
 
-    k[layer]   page 0      page 1      ...   page n - 1   scratch page
-               |<- page_size rows ->|                     padding tokens write here
-    request A leases pages 7, 2: its key j is row j % page_size of page (7, 2)[j // page_size]
+k[layer]   page 0      page 1      ...   page n - 1   scratch page
+           |<- page_size rows ->|                     padding tokens write here
+request A leases pages 7, 2: its key j is row j % page_size of page (7, 2)[j // page_size]
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ContextKV:
-    """Pools of shape [layers, pages + 1, page_size, Hkv, D]; the last page takes the writes of padding tokens."""
+    """Pools of shape [layers, pages + 1, page_size, Hkv, D]; padding tokens write to the last page."""
 
     def __init__(
         self,

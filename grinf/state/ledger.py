@@ -7,8 +7,8 @@ from grinf.state.request import Lease
 class Ledger:
     """Free lists of pages and beam slots; a lease is granted whole or not at all.
 
-    A request's memory is known when it is admitted (its prompt's pages and one slot), so there is no growth, no
-    preemption and no eviction.
+    A request's memory is known when it is admitted (its prompt's pages and one slot), so there is no growth,
+    no preemption and no eviction.
     """
 
     def __init__(self, num_pages: int, page_size: int, num_slots: int) -> None:

@@ -42,9 +42,15 @@ class MemoryPlan:
 
 
 def plan_memory(
-    shape: KVShape, budget_bytes: int, page_size: int, max_context: int, num_steps: int, max_width: int, max_slots: int
+    shape: KVShape,
+    budget_bytes: int,
+    page_size: int,
+    max_context: int,
+    num_steps: int,
+    max_width: int,
+    max_slots: int,
 ) -> MemoryPlan:
-    """Give as many requests as fit, at most `max_slots`, a beam slot and pages for a prompt of `max_context` tokens.
+    """Give as many requests as fit, up to `max_slots`, a beam slot and pages for their longest prompt.
 
     Raises:
         CapacityError: Not even one request fits.

@@ -88,7 +88,8 @@ class RecallResult:
 
     Attributes:
         request_id: The id that the caller gave.
-        sids: int32 [n, levels]. Codes with a trie (-1 pads a SID shorter than the trie's depth), token ids without.
+        sids: int32 [n, levels]. Codes with a trie (-1 pads a SID shorter than the trie's depth), token ids
+            without.
         scores: float32 [n], natural-log probability summed over the levels.
         leaves: int64 [n], row of each SID in the trie's item index; None without a trie.
         timeline: Host times of the request.

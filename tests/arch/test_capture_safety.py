@@ -1,4 +1,4 @@
-"""The steps on fake tensors: a read of a value, or a shape taken from data, raises here and would break a CUDA graph."""
+"""The steps on fake tensors: a read of a value or a shape from data raises here."""
 
 import pytest
 import torch
@@ -22,7 +22,24 @@ CPU = torch.device("cpu")
 
 def config() -> ModelConfig:
     return ModelConfig(
-        "qwen3", HIDDEN, 24, 2, 4, 2, D, VOCAB, 64, 1e-6, 1e4, None, True, False, False, False, True, "float32"
+        "qwen3",
+        HIDDEN,
+        24,
+        2,
+        4,
+        2,
+        D,
+        VOCAB,
+        64,
+        1e-6,
+        1e4,
+        None,
+        True,
+        False,
+        False,
+        False,
+        True,
+        "float32",
     )
 
 
@@ -62,7 +79,11 @@ def fake(mode: FakeTensorMode, value: object) -> object:
     if isinstance(value, torch.Tensor):
         return mode.from_tensor(value)
     if isinstance(value, list | tuple | dict):
-        return tree_map_only(torch.Tensor, mode.from_tensor, value) if not _has_objects(value) else _rebuild(mode, value)
+        return (
+            tree_map_only(torch.Tensor, mode.from_tensor, value)
+            if not _has_objects(value)
+            else _rebuild(mode, value)
+        )
     if hasattr(value, "__slots__") and hasattr(value, "__dataclass_fields__"):
         return type(value)(**{name: fake(mode, getattr(value, name)) for name in value.__dataclass_fields__})
     if type(value).__module__.startswith("grinf") and hasattr(value, "__dict__"):

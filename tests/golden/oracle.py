@@ -1,4 +1,4 @@
-"""A beam search by exhaustive teacher forcing with transformers: slow, plain, and written without looking at grinf."""
+"""A beam search by exhaustive teacher forcing with transformers: slow, plain, and independent."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ END = -1
 
 
 class Oracle:
-    """Searches a catalogue of SIDs under any score mode by scoring prefixes with a Hugging Face model in float32.
+    """Searches a catalogue under any score mode by scoring prefixes with a Hugging Face model.
 
     Args:
         model: Causal language model.
@@ -20,7 +20,11 @@ class Oracle:
     """
 
     def __init__(
-        self, model: torch.nn.Module, sids: Sequence[tuple], token_of: Sequence[Sequence[int]], end_token: int | None = None
+        self,
+        model: torch.nn.Module,
+        sids: Sequence[tuple],
+        token_of: Sequence[Sequence[int]],
+        end_token: int | None = None,
     ) -> None:
         self.model, self.token_of, self.end_token = model, token_of, end_token
         self.levels = max(map(len, sids))
@@ -36,8 +40,13 @@ class Oracle:
         self._rows: dict[tuple, torch.Tensor] = {}
 
     def search(
-        self, prompt: Sequence[int], widths: Sequence[int], score: str = "vocab", score_k: int | None = None,
-        margin: float | None = None, min_beams: int = 1,
+        self,
+        prompt: Sequence[int],
+        widths: Sequence[int],
+        score: str = "vocab",
+        score_k: int | None = None,
+        margin: float | None = None,
+        min_beams: int = 1,
     ) -> list[tuple[tuple[int, ...], float]]:
         """(SID without END, score) of the final beams, best first."""
         beams: list[tuple[tuple, float]] = [((), 0.0)]
@@ -57,10 +66,12 @@ class Oracle:
                 near = sum(value >= kept[0][0] - margin for value, *_ in kept)
                 kept = kept[: max(near, min(min_beams, len(kept)))]
                 limit = len(kept)
-            beams = [(prefix + (code,), value) for value, _, code, prefix in kept]
+            beams = [((*prefix, code), value) for value, _, code, prefix in kept]
         return [(tuple(code for code in prefix if code != END), value) for prefix, value in beams]
 
-    def _step(self, logits: torch.Tensor, prefix: tuple, level: int, score: str, k: int) -> list[tuple[int, float]]:
+    def _step(
+        self, logits: torch.Tensor, prefix: tuple, level: int, score: str, k: int
+    ) -> list[tuple[int, float]]:
         legal = self.children.get(prefix, [])
         values = {code: float(logits[self._token(level, code)]) for code in legal}
         if score == "topk":
@@ -85,7 +96,7 @@ class Oracle:
 
     @torch.no_grad()
     def _logits(self, prompt: tuple, prefixes: Sequence[tuple]) -> list[torch.Tensor]:
-        """Float64 logits after prompt + prefix, one row per prefix; prefixes of one length share a forward pass."""
+        """Float64 logits after prompt + prefix, a row per prefix; equal lengths share a forward pass."""
         keys = [prompt + tuple(self._token(i, c) for i, c in enumerate(p) if c != END) for p in prefixes]
         missing = sorted({key for key in keys if key not in self._rows}, key=len)
         for _, group in groupby(missing, key=len):

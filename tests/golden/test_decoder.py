@@ -1,26 +1,33 @@
-"""Our decoder against Hugging Face transformers: every family, every variant of the configuration that we accept."""
+"""Our decoder against Hugging Face transformers: every family and variant that we accept."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from grinf.model.config import read_config
 from grinf.model.decoder import Decoder, rotary_table
 from grinf.model.weights import load_weights
 from grinf.ops import reference
 
-SMALL = dict(
-    vocab_size=80,
-    hidden_size=48,
-    intermediate_size=96,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    initializer_range=0.3,
-    max_position_embeddings=256,
-)
+SMALL = {
+    "vocab_size": 80,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+    "max_position_embeddings": 256,
+}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 1e4,
@@ -64,7 +71,9 @@ def attend_causally(decoder: Decoder, positions: torch.Tensor):
         )
         lens = (len(qkv),)
         scale = config.head_dim**-0.5
-        return reference.prefill_attention(*qkv.split(heads, dim=1), torch.tensor([0, *lens]), lens, scale).flatten(1)
+        return reference.prefill_attention(
+            *qkv.split(heads, dim=1), torch.tensor([0, *lens]), lens, scale
+        ).flatten(1)
 
     return attend
 
@@ -111,5 +120,8 @@ def test_last_rows_are_the_same_rows(checkpoint: tuple[torch.nn.Module, Path]) -
 def test_shards_are_what_was_tested(checkpoint: tuple[torch.nn.Module, Path]) -> None:
     model, folder = checkpoint
     shards = list(folder.glob("*.safetensors"))
-    sharded = isinstance(model, Qwen3ForCausalLM | LlamaForCausalLM) and (folder / "model.safetensors.index.json").exists()
+    sharded = (
+        isinstance(model, Qwen3ForCausalLM | LlamaForCausalLM)
+        and (folder / "model.safetensors.index.json").exists()
+    )
     assert len(shards) > 1 if sharded else len(shards) == 1

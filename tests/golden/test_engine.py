@@ -1,4 +1,4 @@
-"""The whole engine against an exhaustive oracle and against transformers' own beam search, in float32 on a CPU."""
+"""The whole engine against an exhaustive oracle and against transformers' own beam search, in float32."""
 
 import copy
 from collections.abc import Sequence
@@ -19,7 +19,9 @@ CODES = 12
 SCORES = ("vocab", "level", "children", "topk")
 
 
-def catalogue(rng: np.random.Generator, levels: int, rows: int, short: bool = False) -> tuple[list[tuple], Trie, list]:
+def catalogue(
+    rng: np.random.Generator, levels: int, rows: int, short: bool = False
+) -> tuple[list[tuple], Trie, list]:
     """Random SIDs, their trie bound to tokens, and the token of each (level, code)."""
     codes = rng.integers(0, CODES, (rows, levels))
     if short:
@@ -27,16 +29,20 @@ def catalogue(rng: np.random.Generator, levels: int, rows: int, short: bool = Fa
         depth[0] = levels
         codes[np.arange(levels)[None] >= depth[:, None]] = -1
     codes = np.unique(codes, axis=0)
-    trie = trie_of(codes, np.arange(len(codes)), codebook_sizes=[CODES] * levels, end_token="<end>" if short else None)
+    trie = trie_of(
+        codes, np.arange(len(codes)), codebook_sizes=[CODES] * levels, end_token="<end>" if short else None
+    )
     bases = [BASES[level % len(BASES)] for level in range(levels)]
     mapping = TokenMapping.from_bases(bases, [CODES] * levels, END_TOKEN if short else None)
     sids = [tuple(c for c in row if c >= 0) for row in codes.tolist()]
     return sids, trie.with_tokens(mapping), [range(base, base + CODES) for base in bases]
 
 
-def recall(model_folder: Path, trie: Trie | None, prompts: Sequence[Sequence[int]], **options: object) -> list:
-    defaults = {"page_size": 16, "max_context": 128, "max_batch": 3}
-    with Engine.load(EngineOptions(str(model_folder), **(defaults | options)), trie) as engine:  # type: ignore[arg-type]
+def recall(
+    model_folder: Path, trie: Trie | None, prompts: Sequence[Sequence[int]], **options: object
+) -> list:
+    settings: dict = {"page_size": 16, "max_context": 128, "max_batch": 3} | options
+    with Engine.load(EngineOptions(str(model_folder), **settings), trie) as engine:
         results = sorted(engine.run(Request(i, p) for i, p in enumerate(prompts)), key=lambda r: r.request_id)
     assert all(r.error is None for r in results)
     return results
@@ -131,7 +137,9 @@ def test_equals_transformers_generate(model, model_folder: Path) -> None:
         do_sample=False,
         length_penalty=0.0,
         early_stopping=False,
-        prefix_allowed_tokens_fn=lambda _, ids: sorted(set(children.get(tuple(ids[len(prompt) :].tolist()), [0]))),
+        prefix_allowed_tokens_fn=lambda _, ids: sorted(
+            set(children.get(tuple(ids[len(prompt) :].tolist()), [0]))
+        ),
         return_dict_in_generate=True,
         output_scores=True,
     )
@@ -172,13 +180,19 @@ def test_leaves_name_the_sids(model_folder: Path) -> None:
 def test_company_and_paging_change_nothing(
     model_folder: Path, seed: int, beams: tuple, max_batch: int, page_size: int, score: str
 ) -> None:
-    """Alone, in a full batch, in a draining batch, on other pages: the same SIDs, and scores equal to rounding."""
+    """Alone, in a full batch, in a draining batch, on other pages: the same SIDs and scores."""
     rng = np.random.default_rng(seed)
     _, trie, _ = catalogue(rng, 3, 120)
     prompts = prompts_of(rng, *rng.integers(1, 60, 7))
     alone = recall(model_folder, trie, prompts, beams=beams, score=score, max_batch=1)
     together = recall(
-        model_folder, trie, prompts, beams=beams, score=score, max_batch=max_batch, page_size=page_size,
+        model_folder,
+        trie,
+        prompts,
+        beams=beams,
+        score=score,
+        max_batch=max_batch,
+        page_size=page_size,
         max_batch_tokens=80,
     )
     for one, other in zip(alone, together, strict=True):
@@ -189,7 +203,7 @@ def test_company_and_paging_change_nothing(
 
 
 def test_equal_logits_keep_their_order_in_any_batch(model, model_folder: Path, tmp_path: Path) -> None:
-    """Codes that the model cannot tell apart tie exactly: the order is the parent's, then the code's, in any company."""
+    """Codes that the model cannot tell apart tie exactly: parent's order, then code's, in any company."""
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for weight in (twin.lm_head.weight, twin.model.embed_tokens.weight):
@@ -211,11 +225,14 @@ def test_equal_logits_keep_their_order_in_any_batch(model, model_folder: Path, t
 def test_a_checkpoints_generation_config_changes_nothing(model, model_folder: Path, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(
-        '{"do_sample": true, "temperature": 0.6, "top_p": 0.5, "num_beams": 7, "length_penalty": 2.0}', encoding="utf-8"
+        '{"do_sample": true, "temperature": 0.6, "top_p": 0.5, "num_beams": 7, "length_penalty": 2.0}',
+        encoding="utf-8",
     )
     rng = np.random.default_rng(9)
     _, trie, _ = catalogue(rng, 3, 90)
     prompts = prompts_of(rng, 20)
-    [plain], [configured] = (recall(folder, trie, prompts, beams=(20,)) for folder in (model_folder, tmp_path))
+    [plain], [configured] = (
+        recall(folder, trie, prompts, beams=(20,)) for folder in (model_folder, tmp_path)
+    )
     np.testing.assert_array_equal(plain.sids, configured.sids)
     np.testing.assert_array_equal(plain.scores, configured.scores)

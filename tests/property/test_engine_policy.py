@@ -1,4 +1,4 @@
-"""Engine and scheduler over a backend that only takes notes: leases, order, batch shapes, and every request's end."""
+"""Engine and scheduler over a backend that only takes notes: leases, order, shapes, every end."""
 
 import math
 from collections.abc import Sequence
@@ -97,7 +97,9 @@ class NotingBackend:
         pass
 
 
-def make_engine(capacity: Capacity, beams: tuple[int, ...] = (50,), margin: float | None = None, **notes: Any):
+def make_engine(
+    capacity: Capacity, beams: tuple[int, ...] = (50,), margin: float | None = None, **notes: Any
+):
     backend = NotingBackend(capacity, **notes)
     return Engine(backend, make_policy(beams, capacity.levels, margin)), backend
 
@@ -114,7 +116,15 @@ def make_engine(capacity: Capacity, beams: tuple[int, ...] = (50,), margin: floa
     mixed=st.booleans(),
 )
 def test_every_request_ends_and_no_lease_leaks(
-    lengths: list, pages: int, slots: int, max_batch: int, tokens: int, beams: tuple, margin, polls: int, mixed: bool
+    lengths: list,
+    pages: int,
+    slots: int,
+    max_batch: int,
+    tokens: int,
+    beams: tuple,
+    margin,
+    polls: int,
+    mixed: bool,
 ) -> None:
     margin = None if beams == (5, 20, 50) else margin
     capacity = replace(

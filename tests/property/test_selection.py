@@ -1,4 +1,4 @@
-"""The reference selection against a plain Python search, for random tries, ties, widths, margins and score modes."""
+"""The reference selection against a plain Python search: random tries, ties, widths, margins, scores."""
 
 import math
 
@@ -13,7 +13,9 @@ from grinf.ops.contracts import Limits, PathView, Selection, TrieView
 LEVELS = 3
 
 
-def random_trie(rng: np.random.Generator, codes: int, paths: int, with_end: bool) -> tuple[list[list[int]], TrieView]:
+def random_trie(
+    rng: np.random.Generator, codes: int, paths: int, with_end: bool
+) -> tuple[list[list[int]], TrieView]:
     """A trie over SIDs of `LEVELS` levels as children lists and as the device sees it."""
     sids = rng.integers(0, codes, (paths, LEVELS))
     if with_end:
@@ -58,7 +60,9 @@ def python_selection(
     """(score, parent, column code, node) of the kept beams of one request, by the written rules."""
     found = []
     for rank, node in enumerate(parents):
-        legal = [(float(logits[rank, case["column"][child]]), child) for child in kids[node] if case["live"][child]]
+        legal = [
+            (float(logits[rank, case["column"][child]]), child) for child in kids[node] if case["live"][child]
+        ]
         if case["score"] == "topk":
             legal = sorted(legal, key=lambda pair: (-pair[0], pair[1]))[: case["score_k"]]
         if not legal:
@@ -68,7 +72,9 @@ def python_selection(
         z = z if log_z is None else float(log_z[rank])
         for value, child in legal:
             ended = case["end"] is not None and case["code"][node] == case["end"] and node != 0
-            score = cum[rank] if ended else np.float32(np.float32(value - np.float32(z)) + np.float32(cum[rank]))
+            score = (
+                cum[rank] if ended else np.float32(np.float32(value - np.float32(z)) + np.float32(cum[rank]))
+            )
             found.append((float(score), rank, child))
     found.sort(key=lambda f: (-f[0], f[1], f[2]))
     kept = found[: case["next_width"]]
@@ -95,7 +101,12 @@ def test_constrained_selection_follows_the_rules(
     level_of = np.zeros(num_nodes, int)
     for node, kids in enumerate(children):
         level_of[kids] = level_of[node] + 1
-    batch, width, beams, vocab = int(rng.integers(1, 4)), int(rng.integers(1, 9)), int(rng.integers(1, 12)), 50
+    batch, width, beams, vocab = (
+        int(rng.integers(1, 4)),
+        int(rng.integers(1, 9)),
+        int(rng.integers(1, 12)),
+        50,
+    )
     masks = rng.random((2, num_nodes)) < (0.6 if filtered else 2.0)
     live = torch.stack([pack_bits(mask) for mask in masks])
     view = rng.integers(0, 2, batch)
@@ -177,7 +188,9 @@ def check(got: Selection, b: int, expected: list[tuple], exact: bool) -> None:
 
 
 @given(
-    seed=st.integers(0, 2**32 - 1), score=st.sampled_from(["vocab", "topk"]), quantum=st.sampled_from([0.5, 1e-6])
+    seed=st.integers(0, 2**32 - 1),
+    score=st.sampled_from(["vocab", "topk"]),
+    quantum=st.sampled_from([0.5, 1e-6]),
 )
 def test_free_selection_follows_the_rules(seed: int, score: str, quantum: float) -> None:
     rng = np.random.default_rng(seed)

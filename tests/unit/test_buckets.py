@@ -21,7 +21,9 @@ def fixed(max_batch: int = 4, max_tokens: int = 1000) -> BucketTable:
 
 def test_a_fixed_width_needs_one_decode_shape_per_batch_size() -> None:
     shapes = list(fixed().shapes())
-    assert {s for s in shapes if s.phase == "decode"} == {Shape("decode", b, 0, 900, 900, None) for b in (1, 2, 3, 4)}
+    assert {s for s in shapes if s.phase == "decode"} == {
+        Shape("decode", b, 0, 900, 900, None) for b in (1, 2, 3, 4)
+    }
     assert {s.tokens for s in shapes if s.phase == "prefill"} == {64, 128, 256, 512, 768, 1000}
 
 
@@ -31,7 +33,9 @@ def test_the_key_knows_nothing_about_requests() -> None:
 
 def test_requests_of_any_length_share_a_shape() -> None:
     table = fixed()
-    assert table.shape_of(batch("decode", [3, 700, 40], 900, 900, None)) == Shape("decode", 3, 0, 900, 900, None)
+    assert table.shape_of(batch("decode", [3, 700, 40], 900, 900, None)) == Shape(
+        "decode", 3, 0, 900, 900, None
+    )
     assert table.shape_of(batch("prefill", [100, 150], 1, 900, 0)) == Shape("prefill", 4, 256, 1, 900, 0)
 
 

@@ -11,7 +11,8 @@ from grinf.state.memory import KVShape, plan_memory
 def test_a_lease_is_granted_whole_or_not_at_all() -> None:
     ledger = Ledger(num_pages=5, page_size=16, num_slots=2)
     first = ledger.lease(33)
-    assert first is not None and len(first.pages) == 3
+    assert first is not None
+    assert len(first.pages) == 3
     assert ledger.lease(48) is None
     assert (ledger.free_pages, ledger.free_slots) == (2, 1)
     second = ledger.lease(32)
@@ -54,7 +55,9 @@ def test_one_width_holds_for_all_levels() -> None:
 
 
 def test_a_margin_takes_any_schedule_that_does_not_grow() -> None:
-    assert make_policy((900, 300, 300), 3, margin=4.0, min_width=10) == ScoreMarginWidth((900, 300, 300), 4.0, 10)
+    assert make_policy((900, 300, 300), 3, margin=4.0, min_width=10) == ScoreMarginWidth(
+        (900, 300, 300), 4.0, 10
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,8 @@ def test_a_margin_takes_any_schedule_that_does_not_grow() -> None:
         ((900,), 1.0, 0, "at least one beam"),
     ],
 )
-def test_impossible_policies_are_refused(beams: tuple, margin: float | None, min_width: int, said: str) -> None:
+def test_impossible_policies_are_refused(
+    beams: tuple, margin: float | None, min_width: int, said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         make_policy(beams, 3, margin, min_width)
