@@ -32,6 +32,7 @@ class EngineOptions:
         page_size: Tokens per ContextKV page; None: the device's default.
         memory_fraction: Share of the free memory that weights and pools may take.
         workspace_bytes: Most that the logits of one selection chunk may take.
+        filters: Whether requests may bring live masks of their own; the views of a trie need no such room.
         graphs: Whether to capture CUDA graphs; ignored on a CPU.
         kernels: Op name -> implementation name, to override the resolved table.
         seed: Of random weights.
@@ -52,6 +53,7 @@ class EngineOptions:
     page_size: int | None = None
     memory_fraction: float = 0.85
     workspace_bytes: int = 1 << 30
+    filters: bool = False
     graphs: bool = True
     kernels: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
@@ -93,6 +95,7 @@ class Capacity:
         width_buckets: Ascending captured widths; empty: every width is its own bucket.
         mixed_levels: Whether one batch may hold requests at different levels.
         views: Names of the trie's views that a request may ask for.
+        filters: Whether a request may bring a live mask of its own.
     """
 
     num_pages: int
@@ -107,6 +110,7 @@ class Capacity:
     width_buckets: tuple[int, ...] = ()
     mixed_levels: bool = True
     views: tuple[str, ...] = ()
+    filters: bool = False
 
     @property
     def levels(self) -> int:

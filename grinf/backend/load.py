@@ -75,13 +75,14 @@ def load_backend(
         max_width=kv_width,
     )
     heads = (config.num_kv_heads, config.head_dim)
+    filter_slots = plan.num_slots if options.filters and trie is not None else 0
     state = BackendState(
         model=Decoder(config, weights),
         context_kv=ContextKV(config.num_layers, plan.num_pages, page_size, *heads, dtype, device),
         beam_kv=BeamKV(config.num_layers, plan.num_slots, levels - 1, kv_width, *heads, dtype, device),
         path=BeamPath(plan.num_slots, levels, max(bounds), device),
         cos_sin=rotary_table(config, max_context + levels, device),
-        scoring=Scoring(options.score, weights.head, trie, options.workspace_bytes),
+        scoring=Scoring(options.score, weights.head, trie, options.workspace_bytes, filter_slots),
     )
     captured = options.graphs and device.type == "cuda"
     shrinking = policy.margin is not None
@@ -99,6 +100,8 @@ def load_backend(
         level_widths=candidates,
         mixed_levels=state.scoring.mixed_levels,
         width_buckets=widths,
+        views=tuple(trie.views) if trie is not None else (),
+        filters=filter_slots > 0,
     )
     description = {
         "device": _device_name(device),

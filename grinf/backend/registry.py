@@ -101,6 +101,8 @@ class Ops:
 
 
 OPS = tuple(field for field in Ops.__dataclass_fields__ if field != "names")
+PARTS = ("context_attention", "beam_attention", "merge_attention")
+"""Ops that a decode attention may be composed of; tested and timed on their own, never called by a step."""
 
 
 class KernelRegistry:
@@ -159,9 +161,14 @@ def reference_implementations() -> list[Implementation]:
     """The torch reference of every op: runs anywhere, and wins only where nothing else does."""
     from grinf.ops import reference
 
-    return [Implementation(op, "torch", Needs(), 0, lambda _, op=op: getattr(reference, op)) for op in OPS]
+    return [
+        Implementation(op, "torch", Needs(), 0, lambda _, op=op: getattr(reference, op))
+        for op in (*OPS, *PARTS)
+    ]
 
 
 def default_registry() -> KernelRegistry:
-    """Everything that this installation has."""
-    return KernelRegistry(reference_implementations())
+    """Everything that this installation has: the reference, what torch brings, and our kernels."""
+    from grinf.backend.library import library_implementations
+
+    return KernelRegistry([*reference_implementations(), *library_implementations()])

@@ -34,6 +34,9 @@ class DeviceTrie:
 
     Attributes:
         leaf_offset: Node number of leaf 0.
+        live: int32 [1 + views + slots, words] bit masks of the nodes that may be found: row 0 for requests
+            without a filter, a row per view, a row per beam slot for filters of single requests. None: all
+            nodes.
     """
 
     first_child: Tensor
@@ -51,14 +54,18 @@ class Scoring:
     The other scores of a constrained search need the level's columns alone.
     """
 
-    def __init__(self, score: str, head: Tensor, trie: Trie | None, workspace_bytes: int) -> None:
+    def __init__(
+        self, score: str, head: Tensor, trie: Trie | None, workspace_bytes: int, filter_slots: int = 0
+    ) -> None:
         check_score(score, constrained=trie is not None)
         self.score, self._workspace_bytes = score, workspace_bytes
         self._full = Columns(head, None)
         self._by_level: tuple[Columns, ...] = ()
+        self._views: dict[str, int] = {}
         self.trie: DeviceTrie | None = None
         if trie is not None:
-            self.trie = upload_trie(trie, head.device)
+            self.trie = upload_trie(trie, head.device, filter_slots)
+            self._views = {name: row for row, name in enumerate(trie.views, start=1)}
             self._full = Columns(head, self.trie.token)
             if score != "vocab":
                 self._by_level = tuple(_level_columns(head, trie, level) for level in range(trie.levels))
@@ -67,6 +74,20 @@ class Scoring:
     def mixed_levels(self) -> bool:
         """Whether one batch may hold requests at different levels."""
         return not self._by_level
+
+    def view_row(self, view: str | None) -> int:
+        """Row of the live masks of a view; of all nodes if None."""
+        return 0 if view is None else self._views[view]
+
+    def filter_row(self, slot: int) -> int:
+        """Row of the live masks that belongs to a beam slot."""
+        return 1 + len(self._views) + slot
+
+    def set_filter(self, slot: int, mask: np.ndarray) -> None:
+        """Store the mask of the request that holds a beam slot: uint32 words, one bit per node."""
+        assert self.trie is not None
+        assert self.trie.live is not None
+        self.trie.live[self.filter_row(slot)].copy_(torch.from_numpy(mask.view(np.int32)))
 
     def columns(self, level: int | None) -> Columns:
         """Columns of a batch whose selection chooses `level`; None where levels mix."""
@@ -128,8 +149,8 @@ def check_trie(trie: Trie, vocab_rows: int) -> None:
         )
 
 
-def upload_trie(trie: Trie, device: torch.device) -> DeviceTrie:
-    """Copy a trie's arrays to the device.
+def upload_trie(trie: Trie, device: torch.device, filter_slots: int) -> DeviceTrie:
+    """Copy a trie's arrays to the device, with room for the filters of `filter_slots` requests.
 
     Raises:
         CapacityError: The catalogue has more nodes than 32-bit node numbers.
@@ -153,7 +174,15 @@ def upload_trie(trie: Trie, device: torch.device) -> DeviceTrie:
         token=torch.from_numpy(token).to(device),
         end_code=torch.from_numpy(end_code).to(device),
         leaf_offset=trie.leaf_offset,
+        live=_live_masks(trie, nodes, filter_slots).to(device) if trie.views or filter_slots else None,
     )
+
+
+def _live_masks(trie: Trie, nodes: int, filter_slots: int) -> Tensor:
+    masks = torch.full((1 + len(trie.views) + filter_slots, -(-nodes // 32)), -1, dtype=torch.int32)
+    for row, name in enumerate(trie.views, start=1):
+        masks[row] = torch.from_numpy(trie.live_mask(name).view(np.int32))
+    return masks
 
 
 def _level_columns(head: Tensor, trie: Trie, level: int) -> Columns:

@@ -58,6 +58,9 @@ class TorchBackend:
 
     def prefill(self, batch: Batch) -> None:
         """Compute the prompts of a batch, and choose level 0."""
+        for request in batch.requests:
+            if request.live is not None and request.lease is not None:
+                self._state.scoring.set_filter(request.lease.beam_slot, request.live)
         self._run(batch, [request.input_ids for request in batch.requests])
 
     def decode(self, batch: Batch) -> None:
@@ -161,8 +164,15 @@ class TorchBackend:
             score_k=self._score_k or scheduled,
             margin=float("inf") if policy.margin is None or last else policy.margin,
             min_width=policy.min_width,
-            view=0,
+            view=self._live_row(request),
         )
+
+    def _live_row(self, request: Request) -> int:
+        """Row of the live masks that a request sees."""
+        assert request.lease is not None
+        if request.live is None:
+            return self._state.scoring.view_row(request.view)
+        return self._state.scoring.filter_row(request.lease.beam_slot)
 
     def _slots(self, requests: Sequence[Request]) -> torch.Tensor:
         slots = [request.lease.beam_slot for request in requests if request.lease]

@@ -72,6 +72,8 @@ class Scheduler:
             raise RowError(
                 "unknown_view", f"the trie has no view {request.view!r}", f"it has {self.capacity.views}"
             )
+        if request.live is not None and not self.capacity.filters:
+            raise RowError("no_filters", "the engine was loaded without room for filters of single requests")
         policy = self.policy(request)
         widest = max(min(policy.width(level), most) for level, most in enumerate(self.capacity.level_widths))
         if widest > self.capacity.max_width:

@@ -59,7 +59,7 @@ class Timeline:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One query and its progress. Callers set the first four fields; the Scheduler owns the rest."""
+    """One query and its progress. Callers set the first five fields; the Scheduler owns the rest."""
 
     request_id: int
     input_ids: Sequence[int]
@@ -67,6 +67,8 @@ class Request:
     """None: the engine's default policy."""
     view: str | None = None
     """Name of the trie view that this request may see; None: every live item."""
+    live: "np.ndarray | None" = None
+    """A filter of this request's own instead of a view: uint32 words as `Trie.mask_from_leaves` gives them."""
 
     status: RequestStatus = RequestStatus.WAITING
     level: int = 0
