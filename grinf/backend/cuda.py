@@ -15,6 +15,7 @@ from kernels_cupy import (
     beam_attention,
     constrained_topk,
     context_attention,
+    decode_attention,
     decode_attention_sm90,
     elementwise,
     loader,
@@ -30,7 +31,7 @@ def cupy_implementations() -> list[Implementation]:
     """Every kernel of `kernels_cupy`, with what it needs."""
     kernels: list[tuple[str, str, int, loader.Needs, Function]] = [
         ("decode_attention", "cupy_sm90", 30, decode_attention_sm90.NEEDS, decode_on_hopper),
-        ("decode_attention", "cupy", 20, context_attention.NEEDS, decode_fused),
+        ("decode_attention", "cupy", 20, decode_attention.NEEDS, decode_fused),
         ("decode_attention", "cupy_split", 10, context_attention.NEEDS, decode_in_three),
         ("context_attention", "cupy", 20, context_attention.NEEDS, attend_to_context),
         ("beam_attention", "cupy", 20, beam_attention.NEEDS, attend_to_beams),
@@ -88,11 +89,11 @@ def _load(function: Function, site: Site) -> Function:
     return call
 
 
-def _beams(beams: BeamView) -> tuple[Tensor, ...]:
+def _beams(beams: BeamView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return beams.k, beams.v, beams.slot, beams.ancestor, beams.step
 
 
-def _context(context: ContextView) -> tuple[Tensor, ...]:
+def _context(context: ContextView) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return context.k, context.v, context.page_table, context.context_len
 
 
@@ -106,7 +107,7 @@ def decode_on_hopper(q: Tensor, context: ContextView, beams: BeamView, width: Te
 def decode_fused(q: Tensor, context: ContextView, beams: BeamView, width: Tensor, scale: float) -> Tensor:
     """See `contracts.DecodeAttention`: K2 and K3 in K1's epilogue."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    context_attention.decode_attention(q, *_context(context), *_beams(beams), width, scale, out)
+    decode_attention.decode_attention(q, *_context(context), *_beams(beams), width, scale, out)
     return out
 
 

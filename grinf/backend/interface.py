@@ -173,6 +173,10 @@ class ExecutionBackend(Protocol):
         """Start the transfer of finished requests; their leases may be released at once."""
         ...
 
+    def no_beams(self) -> Beams:
+        """The answer of a request that has none."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """Device, memory plan, resolved kernels and buckets, ready for JSON."""
         ...

@@ -169,6 +169,7 @@ def reference_implementations() -> list[Implementation]:
 
 def default_registry() -> KernelRegistry:
     """Everything that this installation has: the reference, what torch brings, and our kernels."""
+    from grinf.backend.cuda import cupy_implementations
     from grinf.backend.library import library_implementations
 
-    return KernelRegistry([*reference_implementations(), *library_implementations()])
+    return KernelRegistry([*reference_implementations(), *library_implementations(), *cupy_implementations()])

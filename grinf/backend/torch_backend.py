@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from grinf.backend.buckets import BucketTable, Shape
 from grinf.backend.buffers import BatchBuffers, BatchRow
-from grinf.backend.interface import Batch, Capacity
+from grinf.backend.interface import Batch, Beams, Capacity
 from grinf.backend.registry import Ops
 from grinf.backend.runner import Runner
 from grinf.backend.steps import BackendState, decode_forward, prefill_forward, select_beams
@@ -77,6 +78,12 @@ class TorchBackend:
         width = max(request.width for request in requests)
         found = path.trace(slots, width) if self._trie is None else path.node[slots, :width]
         return HostBeams(path.width[slots], path.cum[slots, :width], found, self._trie)
+
+    def no_beams(self) -> Beams:
+        """The answer of a request that has none."""
+        sids = np.empty((0, self.capacity.levels), np.int32)
+        leaves = None if self._trie is None else np.empty(0, np.int64)
+        return Beams(sids, np.empty(0, np.float32), leaves)
 
     def describe(self) -> dict[str, Any]:
         """Device, memory plan, resolved kernels and buckets, ready for JSON."""

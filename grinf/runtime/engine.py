@@ -168,8 +168,6 @@ class Engine:
         return RecallResult(request.request_id, beams.sids, beams.scores, beams.leaves, request.timeline)
 
     def _failed(self, request: Request, error: RowError) -> RecallResult:
-        import numpy as np
-
         request.status = RequestStatus.FAILED
-        empty = np.empty((0, self.levels), np.int32), np.empty(0, np.float32)
-        return RecallResult(request.request_id, *empty, None, request.timeline, error)
+        none = self._backend.no_beams()
+        return RecallResult(request.request_id, none.sids, none.scores, none.leaves, request.timeline, error)

@@ -90,6 +90,9 @@ class NotingBackend:
         found = [Beams(np.zeros((1, levels), np.int32), np.zeros(1, np.float32), None) for _ in requests]
         return Done(found, self.polls)
 
+    def no_beams(self) -> Beams:
+        return Beams(np.empty((0, self.capacity.levels), np.int32), np.empty(0, np.float32), None)
+
     def describe(self) -> dict[str, Any]:
         return {}
 

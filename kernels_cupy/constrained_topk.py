@@ -1,0 +1,199 @@
+"""Constrained search: exact top-K over the children of the live beams; see constrained_topk.cu."""
+
+from itertools import product
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from kernels_cupy.loader import Instance, Needs, ceil_div, dtype_name, i32, kernel, ptr
+from kernels_cupy.selection import (
+    FAN,
+    RESCAN_LEAVES,
+    SCAN_THREADS,
+    SELECT_THREADS,
+    Beams,
+    Limits,
+    Path,
+    Shapes,
+    Trie,
+    Workspace,
+    allocate,
+    check_widths,
+    new_beams,
+    sort_bytes,
+)
+
+STEM: Final = "constrained_topk"
+NEEDS: Final = Needs(sm_min=80, dtypes=("bfloat16", "float16", "float32"))
+LEAF: Final = 32  # slots of a leaf group
+GROUP: Final = LEAF * FAN
+NORMALISER_THREADS: Final = 128
+SCORES: Final = ("given", "children", "topk")
+INSTANCES: Final = tuple(
+    Instance(
+        STEM,
+        "grinf_group_children",
+        (("DTYPE", dtype), ("CODE_BITS", bits)),
+        default=(dtype, bits) == ("BF16", 16),
+    )
+    for dtype, bits in product(("BF16", "FP16", "FP32"), (16, 32))
+)
+
+
+def max_groups(capacity: int) -> int:
+    """Groups of slots that a request can have."""
+    return max(1, ceil_div(capacity, GROUP))
+
+
+def scan_blocks(batch: int, capacity: int) -> int:
+    """Blocks that scan one request's groups.
+
+    They stride over the groups that the request really has, so that a large capacity starts no idle blocks by
+    the thousand; 2,048 blocks in all fill a card several times, 128 for each request keep any one of them fast.
+    """
+    return min(max_groups(capacity), max(128, 2048 // batch))
+
+
+def workspace(batch: int, rows: int, width: int, capacity: int) -> Shapes:
+    """Dtype and shape of every intermediate, by the names of constrained_topk.cu.
+
+    Args:
+        batch: Requests.
+        rows: Beams per request in the logits.
+        width: Beams per request to keep.
+        capacity: Candidates per request at most.
+    """
+    groups = max_groups(capacity)
+    return {
+        "offset": (torch.int32, (batch, rows + 1)),
+        "first": (torch.int32, (batch, rows)),
+        "cum": (torch.float32, (batch, rows)),
+        "group_parent": (torch.int32, (batch, groups + 1)),
+        "total": (torch.int32, (batch,)),
+        "log_z": (torch.float32, (batch, rows)),
+        "cut": (torch.int64, (batch, rows)),
+        "group_key": (torch.int32, (batch, groups)),
+        "leaf_key": (torch.int32, (batch, groups, FAN)),
+        "picked": (torch.int32, (batch, width)),
+        "num_picked": (torch.int32, (batch,)),
+        "floor_key": (torch.int32, (batch,)),
+        "survivors": (torch.int64, (batch, min(width, groups * FAN) * LEAF)),
+        "num_survivors": (torch.int32, (batch,)),
+    }
+
+
+def select_constrained(
+    logits: Tensor, path: Path, trie: Trie, limits: Limits, score: str, log_z: Tensor | None
+) -> Beams:
+    """See `grinf.ops.contracts.SelectConstrained`.
+
+    Raises:
+        ValueError: Shapes or widths that the kernels were not built for, or scores without a normaliser.
+    """
+    beams, _ = select_and_normalise(logits, path, trie, limits, score, log_z)
+    return beams
+
+
+def select_and_normalise(
+    logits: Tensor, path: Path, trie: Trie, limits: Limits, score: str, log_z: Tensor | None
+) -> tuple[Beams, Tensor]:
+    """As `select_constrained`, and the normalisers float32 [B, W] that the scores were made with."""
+    check_widths(logits, path, limits)
+    if score not in SCORES or (score == "given") != (log_z is not None):
+        raise ValueError(f"score {score!r} with log_z {'given' if log_z is not None else 'missing'}")
+    if trie.capacity >= 2**31 - GROUP:
+        raise ValueError(f"{trie.capacity} candidates do not fit into 32-bit slots")
+    search = _Search(logits, path, trie, limits)
+    search.lay_out()
+    if log_z is None:
+        log_z = search.normalise(score)
+    search.group(log_z, score)
+    search.pick()
+    search.rescan(log_z, score)
+    return search.finish(), log_z
+
+
+class _Search:
+    """The launches of one call: what they share, and each in turn."""
+
+    def __init__(self, logits: Tensor, path: Path, trie: Trie, limits: Limits) -> None:
+        self.path, self.trie, self.limits = path, trie, limits
+        self.batch, self.rows, columns = logits.shape
+        self.groups = max_groups(trie.capacity)
+        self.work: Workspace = allocate(
+            workspace(self.batch, self.rows, limits.width, trie.capacity), logits.device
+        )
+        self.defines = {"DTYPE": dtype_name(logits.dtype), "CODE_BITS": 8 * trie.code.element_size()}
+        words = 0 if trie.live is None else trie.live.shape[-1]
+        work = self.work
+        self.children = (
+            ptr(logits), work["offset"], work["first"], work["group_parent"], work["total"],
+            ptr(trie.code), ptr(trie.column), ptr(trie.live), ptr(trie.view), ptr(limits.level),
+            i32(self.rows), i32(columns), i32(trie.token.shape[1]), i32(words), i32(self.groups),
+        )  # fmt: skip
+
+    def lay_out(self) -> None:
+        path, trie, work = self.path, self.trie, self.work
+        self._launch(
+            "grinf_lay_out_children", (self.batch,), SELECT_THREADS,
+            ptr(path.slot), ptr(path.cum), ptr(path.node), ptr(path.width), i32(path.cum.shape[1]),
+            ptr(self.limits.level), ptr(trie.first_child), ptr(trie.code), ptr(trie.end_code),
+            i32(self.rows), i32(self.groups), work["offset"], work["first"], work["cum"],
+            work["group_parent"], work["total"], work["num_survivors"],
+        )  # fmt: skip
+
+    def normalise(self, score: str) -> Tensor:
+        score_k = ptr(self.limits.score_k) if score == "topk" else 0
+        log_z = self.work.tensors["log_z"]
+        self._launch(
+            "grinf_child_normaliser", (self.rows, self.batch), NORMALISER_THREADS,
+            *self.children, ptr(self.path.slot), ptr(self.path.width), score_k, ptr(log_z), self._cut(score),
+        )  # fmt: skip
+        return log_z
+
+    def group(self, log_z: Tensor, score: str) -> None:
+        work = self.work
+        self._launch(
+            "grinf_group_children", (scan_blocks(self.batch, self.trie.capacity), self.batch), SCAN_THREADS,
+            *self.children, ptr(log_z), self._cut(score), work["cum"], work["group_key"], work["leaf_key"],
+        )  # fmt: skip
+
+    def pick(self) -> None:
+        work, limits = self.work, self.limits
+        self._launch(
+            "grinf_pick_groups", (self.batch,), SELECT_THREADS,
+            work["total"], work["group_key"], work["leaf_key"], i32(self.groups),
+            ptr(limits.next_width), i32(limits.width), work["picked"], work["num_picked"], work["floor_key"],
+        )  # fmt: skip
+
+    def rescan(self, log_z: Tensor, score: str) -> None:
+        work, width = self.work, self.limits.width
+        self._launch(
+            "grinf_rescan_children", (ceil_div(min(width, self.groups * FAN), RESCAN_LEAVES), self.batch), SCAN_THREADS,
+            *self.children, ptr(log_z), self._cut(score), work["cum"],
+            work["picked"], work["num_picked"], work["floor_key"], i32(width), self._survivors_per_request(),
+            work["survivors"], work["num_survivors"],
+        )  # fmt: skip
+
+    def finish(self) -> Beams:
+        work, limits = self.work, self.limits
+        out = new_beams(self.batch, limits.width, self.trie.code.device)
+        self._launch(
+            "grinf_finish_selection", (self.batch,), SELECT_THREADS,
+            *self.children, work["survivors"], work["num_survivors"], ptr(limits.next_width), ptr(limits.margin),
+            ptr(limits.min_width), ptr(self.trie.token), i32(limits.width), self._survivors_per_request(),
+            *map(ptr, out), smem_bytes=sort_bytes(limits.width),
+        )  # fmt: skip
+        return out
+
+    def _cut(self, score: str) -> int:
+        return self.work["cut"] if score == "topk" else 0
+
+    def _survivors_per_request(self) -> Any:
+        return i32(self.work.tensors["survivors"].shape[1])
+
+    def _launch(
+        self, entry: str, grid: tuple[int, ...], threads: int, *args: Any, smem_bytes: int = 0
+    ) -> None:
+        kernel(STEM, entry, self.defines, smem_bytes)(grid, (threads,), args)

@@ -1,0 +1,268 @@
+// Exact selection, shared by the constrained and the free search. Included after common.cuh.
+//
+// Candidates have a position: slots in the order (parent rank, code), which is the order among equal scores. A candidate
+// is compared as one integer, its score's key above the complement of its position, so all candidates are distinct.
+//
+// The search is by halves of this fact: cut the positions into groups, in order; then the K best candidates lie in the K
+// best groups, where a group is compared by (its best score, its position). For if a candidate lies in none of them, each
+// of those K groups holds a candidate that precedes it. So the maxima of leaf groups are enough to find the few groups
+// that are looked at again, whatever the scores are and however many are equal.
+//
+//     positions   ................................................................
+//     leaf groups |  max  |  max  |  max  |  max  |        LEAF positions each
+//     groups      |      max      |      max      |        FAN leaf groups each
+
+#define FAN 32
+#define MAX_WIDTH 4096
+#define SELECT_THREADS 1024
+#define BIN_BITS 11
+#define BINS (1 << BIN_BITS)
+
+// --- candidates as integers; 0 is none
+
+// Order-preserving bits of a score; the two zeros become one.
+DEVICE u32 order_key(float score) {
+    const u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));
+    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
+}
+
+DEVICE float key_score(u32 key) { return __uint_as_float(key ^ (key >> 31 ? 0x80000000u : 0xffffffffu)); }
+
+DEVICE u64 pack_candidate(u32 key, u32 position) {
+    return key == 0 ? 0 : (static_cast<u64>(key) << 32) | (0xffffffffu - position);
+}
+DEVICE u32 candidate_key(u64 candidate) { return static_cast<u32>(candidate >> 32); }
+DEVICE u32 candidate_position(u64 candidate) { return 0xffffffffu - static_cast<u32>(candidate); }
+
+// The score of a candidate, in this order of operations and with no FMA on every device.
+DEVICE float beam_score(float logit, float log_z, float cum) { return __fadd_rn(__fsub_rn(logit, log_z), cum); }
+
+// --- a block at work
+
+// Exclusive prefix sum over the threads of a block; `totals` has a word for each warp.
+template <int THREADS>
+DEVICE u32 block_scan(u32 x, u32* totals) {
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    u32 sum = x;
+#pragma unroll
+    for (int d = 1; d < WARP_SIZE; d *= 2) {
+        const u32 below = __shfl_up_sync(FULL_MASK, sum, d);
+        sum += lane >= d ? below : 0;
+    }
+    if (lane == WARP_SIZE - 1) totals[warp] = sum;
+    __syncthreads();
+    u32 before = 0;
+#pragma unroll
+    for (int w = 0; w < THREADS / WARP_SIZE; ++w) before += w < warp ? totals[w] : 0;
+    __syncthreads();
+    return before + sum - x;
+}
+
+// use(get(i)) for every i < n. Values are fetched four at a time, so that four loads are under way.
+template <int THREADS, class Get, class Use>
+DEVICE void for_each(u32 n, Get get, Use use) {
+    for (u32 i = threadIdx.x; i < n; i += 4 * THREADS) {
+        u64 value[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) value[j] = i + j * THREADS < n ? get(i + j * THREADS) : 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) use(value[j]);
+    }
+}
+
+struct Scratch {
+    u32 bins[BINS];
+    u32 totals[WARP_SIZE];
+    u64 low[WARP_SIZE], high[WARP_SIZE];
+    u32 bin, above, inside;
+    u32 counter;
+};
+
+struct Cut {
+    u64 least;  // exactly min(want, found) values are at least this large
+    u64 greatest;
+    u32 found;  // values that are not 0
+};
+
+// Find the bin that holds the want-th largest of the counted values: its number, how many values lie above it and in it.
+template <int THREADS>
+DEVICE void find_bin(u32 want, Scratch& s) {
+    constexpr int PER_THREAD = BINS / THREADS;
+    const int top = BINS - 1 - threadIdx.x * PER_THREAD;
+    u32 mine = 0;
+#pragma unroll
+    for (int j = 0; j < PER_THREAD; ++j) mine += s.bins[top - j];
+    u32 above = block_scan<THREADS>(mine, s.totals);
+    if (above < want && want <= above + mine) {
+        int bin = top;
+        for (; above + s.bins[bin] < want; --bin) above += s.bins[bin];
+        s.bin = bin, s.above = above, s.inside = s.bins[bin];
+    }
+    __syncthreads();
+}
+
+// Radix select over n values of which the nonzero ones are distinct. Digits start at the highest bit in which the values
+// differ, so two or three rounds do; six are possible (ties of scores, told apart by position).
+template <int THREADS, class Get>
+DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+    constexpr int WARPS = THREADS / WARP_SIZE;
+    u64 low = ~0ull, high = 0;
+    u32 found = 0;
+    for_each<THREADS>(n, get, [&](u64 v) {
+        if (v == 0) return;
+        low = v < low ? v : low;
+        high = v > high ? v : high;
+        ++found;
+    });
+#pragma unroll
+    for (int d = WARP_SIZE / 2; d > 0; d /= 2) {
+        const u64 other_low = __shfl_xor_sync(FULL_MASK, low, d), other_high = __shfl_xor_sync(FULL_MASK, high, d);
+        low = other_low < low ? other_low : low;
+        high = other_high > high ? other_high : high;
+        found += __shfl_xor_sync(FULL_MASK, found, d);
+    }
+    if (lane == 0) s.low[warp] = low, s.high[warp] = high, s.totals[warp] = found;
+    __syncthreads();
+    found = 0;
+    for (int w = 0; w < WARPS; ++w) {
+        low = s.low[w] < low ? s.low[w] : low;
+        high = s.high[w] > high ? s.high[w] : high;
+        found += s.totals[w];
+    }
+    if (found <= want || want == 0) {
+        __syncthreads();  // the scratch is free again when this returns
+        return {want == 0 ? ~0ull : low, high, found};
+    }
+    const u64 greatest = high;
+    for (int round = 0; round < 6; ++round) {
+        const int shift = max(0, 64 - __clzll(static_cast<long long>(high - low)) - BIN_BITS);
+        for (int i = threadIdx.x; i < BINS; i += THREADS) s.bins[i] = 0;
+        __syncthreads();
+        for_each<THREADS>(n, get, [&](u64 v) {
+            if (v >= low && v <= high) atomicAdd(&s.bins[(v - low) >> shift], 1u);
+        });
+        __syncthreads();
+        find_bin<THREADS>(want, s);
+        low += static_cast<u64>(s.bin) << shift;
+        const u64 last = low + ((1ull << shift) - 1);
+        high = last < high ? last : high;
+        want -= s.above;
+        if (s.inside == want || shift == 0) break;
+    }
+    __syncthreads();
+    return {low, greatest, found};
+}
+
+// Sort `size` values (a power of two) in shared memory, largest first: a bitonic network. A warp's pairs lie within 64
+// values while the stride is at most 32, so only longer strides wait for the block.
+DEVICE void sort_descending(u64* value, int size) {
+    for (int run = 2; run <= size; run *= 2) {
+        for (int stride = run / 2; stride > 0; stride /= 2) {
+            if (stride > 32 || (stride == 32 && run > 64))
+                __syncthreads();
+            else
+                __syncwarp();
+            for (int pair = threadIdx.x; pair < size / 2; pair += blockDim.x) {
+                const int i = 2 * pair - (pair & (stride - 1)), j = i + stride;
+                const u64 a = value[i], b = value[j];
+                if ((a < b) == ((i & run) == 0)) value[i] = b, value[j] = a;
+            }
+        }
+    }
+    __syncthreads();
+}
+
+// --- the steps of a selection
+
+// Write `candidate` of every lane that has one (not 0) behind the survivors; the whole warp calls.
+DEVICE void append_survivors(u64 candidate, u64* survivors, int* count) {
+    const u32 mask = __ballot_sync(FULL_MASK, candidate != 0);
+    if (mask == 0) return;
+    const int lane = threadIdx.x % WARP_SIZE;
+    int first = 0;
+    if (lane == 0) first = atomicAdd(count, __popc(mask));
+    first = __shfl_sync(FULL_MASK, first, 0);
+    if (candidate != 0) survivors[first + __popc(mask & ((1u << lane) - 1))] = candidate;
+}
+
+// Pick the `want` best leaf groups of a request, from the maxima of its n groups and of their leaf groups. A candidate
+// below `floor_key` cannot be among the best.
+DEVICE void pick_groups(const u32* group_key, const u32* leaf_key, u32 n, u32 want, int* picked, int* num_picked,
+                        u32* floor_key) {
+    __shared__ Scratch s;
+    __shared__ u32 list[MAX_WIDTH];
+    const bool all = n <= want;
+    if (threadIdx.x == 0) s.counter = 0;
+    if (!all) {
+        const auto group = [&](u32 i) { return pack_candidate(group_key[i], i); };
+        const Cut cut = kth_largest<SELECT_THREADS>(n, group, want, s);
+        for_each<SELECT_THREADS>(n, group, [&](u64 v) {
+            if (v >= cut.least) list[atomicAdd(&s.counter, 1u)] = candidate_position(v);
+        });
+        __syncthreads();
+        n = s.counter;
+        __syncthreads();
+        if (threadIdx.x == 0) s.counter = 0;
+    }
+    const auto leaf = [&](u32 i) {
+        const u32 id = (all ? i / FAN : list[i / FAN]) * FAN + i % FAN;
+        return pack_candidate(leaf_key[id], id);
+    };
+    const Cut cut = kth_largest<SELECT_THREADS>(n * FAN, leaf, want, s);
+    for_each<SELECT_THREADS>(n * FAN, leaf, [&](u64 v) {
+        if (v >= cut.least) picked[atomicAdd(&s.counter, 1u)] = candidate_position(v);
+    });
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        *num_picked = s.counter;
+        *floor_key = cut.found >= want ? candidate_key(cut.least) : 1;
+    }
+}
+
+// What a selection writes for one request; see grinf.ops.contracts.Selection.
+struct Beams {
+    float* score;
+    int* parent;
+    int* token;
+    int* node;
+    int* count;
+};
+
+// Choose and sort the best of a request's n survivors, drop those below the margin, and write all `width` rows.
+// decode(position, parent, token, node) says what stands at a position. `best` is shared, a power of two >= want.
+template <class Decode>
+DEVICE void finish_selection(const u64* survivors, u32 n, u32 want, float margin, u32 min_width, int width, u64* best,
+                             Beams out, Decode decode) {
+    __shared__ Scratch s;
+    if (threadIdx.x == 0) s.counter = 0;
+    const auto survivor = [&](u32 i) { return survivors[i]; };
+    const Cut cut = kth_largest<SELECT_THREADS>(n, survivor, want, s);
+    u32 count = min(want, cut.found);
+    int size = 2;
+    while (size < count) size *= 2;
+    for (int i = count + threadIdx.x; i < size; i += SELECT_THREADS) best[i] = 0;
+    if (count > 0) {
+        for_each<SELECT_THREADS>(n, survivor, [&](u64 v) {
+            if (v >= cut.least) best[atomicAdd(&s.counter, 1u)] = v;
+        });
+    }
+    __syncthreads();
+    sort_descending(best, size);
+    if (count > 0 && margin < __int_as_float(0x7f800000)) {
+        const float least = __fsub_rn(key_score(candidate_key(best[0])), margin);
+        if (threadIdx.x == 0) s.counter = 0;
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < count; i += SELECT_THREADS)
+            if (key_score(candidate_key(best[i])) >= least) atomicAdd(&s.counter, 1u);
+        __syncthreads();
+        count = max(s.counter, min(min_width, count));
+    }
+    for (u32 i = threadIdx.x; i < width; i += SELECT_THREADS) {
+        int parent = 0, token = 0, node = 0;
+        if (i < count) decode(candidate_position(best[i]), parent, token, node);
+        out.score[i] = i < count ? key_score(candidate_key(best[i])) : NEG_INF;
+        out.parent[i] = parent, out.token[i] = token, out.node[i] = node;
+    }
+    if (threadIdx.x == 0) *out.count = count;
+}

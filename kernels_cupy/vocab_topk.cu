@@ -1,0 +1,303 @@
+// Exact top-K over live beams x vocabulary (SelectUnconstrained), and the normaliser of rows of logits (RowLogSumExp).
+//
+// Formula: score = (logit - log_z[row]) + cum[row], log_z = m + log(sum over columns of exp(logit - m)).
+//
+// The logits are read once, 16 bytes at a time: a block streams a row, keeps an online sum of exponentials and the maxima
+// of tiles of 128 columns, and scores the maxima when the row's normaliser is known. Rounding is monotone, so the score of
+// a tile's largest logit is its largest score. Only the K best tiles are read again. See selection.cuh.
+//
+// `topk` scores: the normaliser and the candidates are the row's score_k best logits, ties to the smaller column. They lie
+// in the row's score_k best tiles; the block finds them before it scores the tiles.
+//
+// Kernels:
+//   grinf_row_logsumexp      grid (rows), block ROW_THREADS
+//   grinf_group_columns      grid (W, B), block ROW_THREADS, dynamic shared memory: 4 bytes a tile, for MODE TOPK also
+//                            8 * LIST bytes. MODE: GIVEN (log_z is read), FULL or TOPK (log_z is written)
+//   grinf_pick_groups        grid (B), block 1024: the K best tiles, and a floor below which no candidate counts
+//   grinf_rescan_columns     grid (ceil(K / 8), B), block 256: the candidates of those tiles above the floor
+//   grinf_finish_selection   grid (B), block 1024, 8 bytes of dynamic shared memory per beam (K to a power of two)
+//
+// Layouts:
+//   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, column) that counts; null: all)
+//   slot, next_width, score_k, min_width int32 [B]; margin float [B]
+//   pool_cum float [slots + 1, pool_width]; pool_width_of int32 [slots + 1] (live beams)
+// Workspace, G groups of 32 tiles a row (tiles past the row's end have key 0):
+//   group_key u32 [B, W, G]; tile_key u32 [B, W, G, 32]; picked int32 [B, K]; num_picked int32 [B]; floor_key u32 [B]
+//   survivors u64 [B, K * 128]; num_survivors int32 [B]
+// A position is row * columns + column, below 2^32.
+//
+// Constants: DTYPE, type of the logits; ALIGNED, 1 where every row starts at a multiple of 16 bytes; ROW_THREADS; MODE.
+// Source: online softmax (Milakov and Gimelshein, 2018).
+
+#include "common.cuh"
+#include "selection.cuh"
+
+#define GIVEN 0
+#define FULL 1
+#define TOPK 2
+
+#ifndef ALIGNED
+#define ALIGNED 1
+#endif
+#ifndef ROW_THREADS
+#define ROW_THREADS 512
+#endif
+#ifndef MODE
+#define MODE FULL
+#endif
+
+#define TILE 128
+#define PACK (16 / static_cast<int>(sizeof(elem)))  // columns of one 16-byte load
+#define LANES (TILE / PACK)                         // lanes that hold a tile
+#define UNROLL 4
+#define NEG_INF_BITS (DTYPE == FP32 ? 0xff800000u : DTYPE == FP16 ? 0xfc00fc00u : 0xff80ff80u)
+#define LIST 8192  // candidates of a row that are selected in shared memory
+#define SCAN_THREADS 256
+#define FIXED_POINT 1099511627776.0f  // 2^40
+
+// --- device helpers
+
+// Sum of exponentials relative to the largest value so far, finite so that no difference of infinities occurs.
+struct Sum {
+    float peak = -1e30f, sum = 0.0f;
+
+    DEVICE void add(const float (&x)[PACK], float largest) {
+        if (largest > peak) sum *= exp2_approx((peak - largest) * LOG2E), peak = largest;
+        const float shift = peak * LOG2E;
+        float part[PACK];
+#pragma unroll
+        for (int i = 0; i < PACK; ++i) part[i] = exp2_approx(fmaf(x[i], LOG2E, -shift));
+#pragma unroll
+        for (int d = PACK / 2; d > 0; d /= 2) {
+#pragma unroll
+            for (int i = 0; i < d; ++i) part[i] += part[i + d];
+        }
+        sum += part[0];
+    }
+
+    // The block's log-sum-exp, in every thread.
+    DEVICE float finish() const {
+        constexpr int WARPS = ROW_THREADS / WARP_SIZE;
+        __shared__ float peaks[WARPS], sums[WARPS];
+        const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+        const float warp_peak = warp_max(peak);
+        const float warp_total = warp_sum(sum * exp2_approx((peak - warp_peak) * LOG2E));
+        if (lane == 0) peaks[warp] = warp_peak, sums[warp] = warp_total;
+        __syncthreads();
+        float top = peaks[0], total = 0.0f;
+        for (int w = 1; w < WARPS; ++w) top = fmaxf(top, peaks[w]);
+        for (int w = 0; w < WARPS; ++w) total += sums[w] * exp2_approx((peaks[w] - top) * LOG2E);
+        return top + logf(total);
+    }
+};
+
+// The columns of pack p. A tile is LANES consecutive packs; in rows that are not aligned its columns are dealt out to the
+// lanes one by one, so that loads stay coalesced.
+DEVICE int pack_column(int p, int i) {
+    return ALIGNED ? p * PACK + i : p / LANES * TILE + i * LANES + p % LANES;
+}
+
+#if ALIGNED
+struct Pack {
+    uint4 raw;
+
+    DEVICE void load(const elem* row, int columns, int p) {
+        raw = make_uint4(NEG_INF_BITS, NEG_INF_BITS, NEG_INF_BITS, NEG_INF_BITS);
+        if (p * PACK < columns) raw = load16(row + static_cast<size_t>(p) * PACK);
+    }
+    DEVICE void widen(float (&x)[PACK]) const { widen16<elem>(raw, x); }
+};
+#else
+struct Pack {
+    float value[PACK];
+
+    DEVICE void load(const elem* row, int columns, int p) {
+#pragma unroll
+        for (int i = 0; i < PACK; ++i)
+            value[i] = pack_column(p, i) < columns ? to_float(row[pack_column(p, i)]) : NEG_INF;
+    }
+    DEVICE void widen(float (&x)[PACK]) const {
+#pragma unroll
+        for (int i = 0; i < PACK; ++i) x[i] = value[i];
+    }
+};
+#endif
+
+// visit(p, columns of pack p) for every pack of a row, -inf past its end and in tiles that are not wanted. A warp visits
+// whole tiles together.
+template <class Wanted, class Visit>
+DEVICE void stream_row(const elem* row, int columns, Wanted wanted, Visit visit) {
+    const int packs = ceil_div(columns, TILE) * LANES;
+    for (int start = threadIdx.x; start / ROW_THREADS * ROW_THREADS < packs; start += ROW_THREADS * UNROLL) {
+        Pack pack[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            const int p = start + u * ROW_THREADS;
+            pack[u].load(row, p < packs && wanted(p / LANES) ? columns : 0, p);
+        }
+#pragma unroll
+        for (int u = 0; u < UNROLL; ++u) {
+            float x[PACK];
+            pack[u].widen(x);
+            visit(start + u * ROW_THREADS, x);
+        }
+    }
+}
+
+DEVICE float largest_of(const float (&x)[PACK]) {
+    float largest = x[0];
+#pragma unroll
+    for (int i = 1; i < PACK; ++i) largest = fmaxf(largest, x[i]);
+    return largest;
+}
+
+DEVICE u64 logit_candidate(float logit, int column) { return pack_candidate(order_key(logit), column); }
+
+// The row's score_k best logits: the least of them, and their log-sum-exp. Terms are added as fixed-point numbers, since
+// the list has no fixed order and integer sums need none.
+DEVICE u64 best_logits(const elem* row, int columns, const float* tile_max, int tiles, int score_k, u64* list,
+                       Scratch& s, float& log_z) {
+    const auto tile = [&](u32 t) { return logit_candidate(tile_max[t], t); };
+    const u32 floor = tiles > score_k ? candidate_key(kth_largest<ROW_THREADS>(tiles, tile, score_k, s).least) : 0;
+    __shared__ u64 total;
+    if (threadIdx.x == 0) s.counter = 0, total = 0;
+    __syncthreads();
+    const auto wanted = [&](int t) { return order_key(tile_max[t]) >= floor; };
+    stream_row(row, columns, wanted, [&](int p, const float(&x)[PACK]) {
+#pragma unroll
+        for (int i = 0; i < PACK; ++i) {
+            const int column = pack_column(p, i);
+            if (column >= columns || order_key(x[i]) < floor) continue;
+            const u32 at = atomicAdd(&s.counter, 1u);
+            if (at < LIST) list[at] = logit_candidate(x[i], column);
+        }
+    });
+    __syncthreads();
+    const bool listed = s.counter <= LIST;
+    const auto candidate = [&](u32 i) {
+        if (listed) return list[i];
+        const u64 v = logit_candidate(to_float(row[i]), i);
+        return candidate_key(v) >= floor ? v : 0;
+    };
+    const u32 n = listed ? s.counter : columns;
+    const Cut cut = kth_largest<ROW_THREADS>(n, candidate, score_k, s);
+    const float peak = key_score(candidate_key(cut.greatest));
+    u64 sum = 0;
+    for_each<ROW_THREADS>(n, candidate, [&](u64 v) {
+        if (v < cut.least) return;
+        sum += __float2ull_rn(exp2_approx((key_score(candidate_key(v)) - peak) * LOG2E) * FIXED_POINT);
+    });
+#pragma unroll
+    for (int d = WARP_SIZE / 2; d > 0; d /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, d);
+    if (threadIdx.x % WARP_SIZE == 0) atomicAdd(&total, sum);
+    __syncthreads();
+    log_z = peak > NEG_INF ? peak + logf(__ull2float_rn(total) / FIXED_POINT) : 0.0f;
+    return cut.least;
+}
+
+// --- kernels
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1024 / ROW_THREADS)
+    grinf_row_logsumexp(const elem* logits, int columns, float* log_z) {
+    const elem* row = logits + static_cast<size_t>(blockIdx.x) * columns;
+    Sum sum;
+    stream_row(
+        row, columns, [](int) { return true; },
+        [&](int, const float(&x)[PACK]) { sum.add(x, largest_of(x)); });
+    const float value = sum.finish();
+    if (threadIdx.x == 0) log_z[blockIdx.x] = value;
+}
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1024 / ROW_THREADS)
+    grinf_group_columns(const elem* logits, int columns, int groups, const int* slot, const float* pool_cum,
+                        const int* pool_width_of, int pool_width, const int* score_k, float* log_z, u64* cut,
+                        u32* group_key, u32* tile_key, int* num_survivors) {
+    extern __shared__ __align__(16) unsigned char smem[];
+    const int b = blockIdx.y, w = blockIdx.x, tiles = ceil_div(columns, TILE);
+    if (w == 0 && threadIdx.x == 0) num_survivors[b] = 0;
+    if (w >= pool_width_of[slot[b]]) return;
+    const size_t at = static_cast<size_t>(b) * gridDim.x + w;
+    const elem* row = logits + at * columns;
+    float* tile_max = reinterpret_cast<float*>(smem);
+    Sum sum;
+    stream_row(
+        row, columns, [](int) { return true; },
+        [&](int p, const float(&x)[PACK]) {
+            float largest = largest_of(x);
+            if (MODE == FULL) sum.add(x, largest);
+            largest = warp_max<LANES>(largest);
+            if (p % LANES == 0 && p / LANES < tiles) tile_max[p / LANES] = largest;
+        });
+    float z = 0.0f;
+    u64 least = 1;
+    if (MODE == FULL) z = sum.finish();
+    __syncthreads();
+    if (MODE == GIVEN) z = log_z[at];
+    if (MODE == TOPK) {
+        __shared__ Scratch s;
+        u64* list = reinterpret_cast<u64*>(smem + ceil_div(tiles, 4) * 16);
+        least = best_logits(row, columns, tile_max, tiles, score_k[b], list, s, z);
+        if (threadIdx.x == 0) cut[at] = least;
+    }
+    if (MODE != GIVEN && threadIdx.x == 0) log_z[at] = z;
+
+    const float cum = pool_cum[static_cast<size_t>(slot[b]) * pool_width + w];
+    for (int t = threadIdx.x; t < groups * FAN; t += ROW_THREADS) {
+        u32 key = 0;
+        // A tile counts while its first column, with its largest logit, would: so do the ties up to the last one kept.
+        if (t < tiles && logit_candidate(tile_max[t], t * TILE) >= least)
+            key = order_key(beam_score(tile_max[t], z, cum));
+        tile_key[at * groups * FAN + t] = key;
+        const u32 best = __reduce_max_sync(FULL_MASK, key);
+        if (t % FAN == 0) group_key[at * groups + t / FAN] = best;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
+    grinf_pick_groups(const int* slot, const int* pool_width_of, int rows, int groups, const u32* group_key,
+                      const u32* tile_key, const int* next_width, int width, int* picked, int* num_picked,
+                      u32* floor_key) {
+    const int b = blockIdx.x;
+    const size_t row = static_cast<size_t>(b) * rows * groups;
+    pick_groups(group_key + row, tile_key + row * FAN, min(pool_width_of[slot[b]], rows) * groups, next_width[b],
+                picked + static_cast<size_t>(b) * width, num_picked + b, floor_key + b);
+}
+
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
+    grinf_rescan_columns(const elem* logits, int rows, int columns, int groups, const int* slot,
+                         const float* pool_cum, int pool_width, const float* log_z, const u64* cut,
+                         const int* picked, const int* num_picked, const u32* floor_key, int width, u64* survivors,
+                         int* num_survivors) {
+    const int b = blockIdx.y, lane = threadIdx.x % WARP_SIZE;
+    const int pick = (blockIdx.x * SCAN_THREADS + threadIdx.x) / WARP_SIZE;
+    if (pick >= num_picked[b]) return;
+    const int tile = picked[static_cast<size_t>(b) * width + pick];
+    const int w = tile / (groups * FAN), start = tile % (groups * FAN) * TILE;
+    const size_t at = static_cast<size_t>(b) * rows + w;
+    const float z = log_z[at], cum = pool_cum[static_cast<size_t>(slot[b]) * pool_width + w];
+    const u64 least = cut == nullptr ? 1 : cut[at];
+    for (int column = start + lane; column < start + TILE; column += WARP_SIZE) {
+        u64 candidate = 0;
+        if (column < columns) {
+            const float logit = to_float(logits[at * columns + column]);
+            const u32 key = order_key(beam_score(logit, z, cum));
+            if (key >= floor_key[b] && logit_candidate(logit, column) >= least)
+                candidate = pack_candidate(key, static_cast<u32>(w) * columns + column);
+        }
+        append_survivors(candidate, survivors + static_cast<size_t>(b) * width * TILE, num_survivors + b);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
+    grinf_finish_selection(const u64* survivors, const int* num_survivors, const int* next_width,
+                           const float* margin, const int* min_width, int columns, int width, float* out_score,
+                           int* out_parent, int* out_token, int* out_node, int* out_count) {
+    extern __shared__ __align__(16) unsigned char smem[];
+    const int b = blockIdx.x;
+    const size_t row = static_cast<size_t>(b) * width;
+    const Beams out = {out_score + row, out_parent + row, out_token + row, out_node + row, out_count + b};
+    finish_selection(survivors + row * TILE, num_survivors[b], next_width[b], margin[b], min_width[b], width,
+                     reinterpret_cast<u64*>(smem), out, [&](u32 position, int& parent, int& token, int&) {
+                         parent = position / static_cast<u32>(columns), token = position % static_cast<u32>(columns);
+                     });
+}
