@@ -36,7 +36,9 @@ def refusal(model, flags, config=None) -> UsageError:
 
 
 def test_each_source_wins_over_the_next(folder, monkeypatch):
-    Path("grinf.toml").write_text('model = "local"\ntrie = "local"\ntop_k = 1\nlimit = 1\n[recall]\nview = "local"\n')
+    Path("grinf.toml").write_text(
+        'model = "local"\ntrie = "local"\ntop_k = 1\nlimit = 1\n[recall]\nview = "local"\n'
+    )
     Path("job.toml").write_text('model = "job"\ntop_k = 2\nlimit = 2\n')
     monkeypatch.setenv("GRINF_TOP_K", "3")
     monkeypatch.setenv("GRINF_LIMIT", "3")
@@ -44,7 +46,14 @@ def test_each_source_wins_over_the_next(folder, monkeypatch):
     values = (settings.trie, settings.view, settings.model, settings.top_k, settings.limit, settings.expand)
     assert values == (Path("local"), "local", Path("job"), 3, 4, "all")
     origins = [settings.origin[name] for name in ("trie", "view", "model", "top_k", "limit", "expand")]
-    assert origins == ["grinf.toml: trie", "grinf.toml: [recall] view", "job.toml: model", "GRINF_TOP_K", "--limit", "default"]
+    assert origins == [
+        "grinf.toml: trie",
+        "grinf.toml: [recall] view",
+        "job.toml: model",
+        "GRINF_TOP_K",
+        "--limit",
+        "default",
+    ]
 
 
 def test_the_environment_may_name_the_file(folder, monkeypatch):
@@ -54,7 +63,9 @@ def test_the_environment_may_name_the_file(folder, monkeypatch):
 
 
 def test_a_command_s_table_wins_over_shared_keys_and_other_tables_do_not_matter(folder):
-    Path("grinf.toml").write_text('beams = 900\n[recall]\nbeams = "20-300"\n[bench]\nbeams = "5"\n[demo]\nseed = 4\n')
+    Path("grinf.toml").write_text(
+        'beams = 900\n[recall]\nbeams = "20-300"\n[bench]\nbeams = "5"\n[demo]\nseed = 4\n'
+    )
     settings = resolve(RecallSettings, GIVEN)
     assert (settings.beams, settings.seed) == ((20, 300), 0)
 
@@ -167,7 +178,9 @@ def test_settings_cannot_be_changed():
 
 
 def test_engine_options_hold_what_is_set_and_nothing_else():
-    settings = resolve(DoctorSettings, {"model": "m", "score": "topk:50", "max_batch": "4", "kernels": "swiglu=torch"})
+    settings = resolve(
+        DoctorSettings, {"model": "m", "score": "topk:50", "max_batch": "4", "kernels": "swiglu=torch"}
+    )
     assert settings.engine_options() == {
         "model": "m",
         "score": "topk",
@@ -199,7 +212,7 @@ def test_help_tells_defaults_as_they_are_spelled():
     shown = presentation(BenchSettings)
     assert shown["sla"].default == "p99:100ms"
     assert shown["arrival"].metavar == "poisson|closed"
-    assert shown["overwrite"].switch
-    assert not shown["overwrite"].negatable
     assert shown["graphs"].negatable
+    assert presentation(BuildTrieSettings)["overwrite"].switch
+    assert not presentation(BuildTrieSettings)["overwrite"].negatable
     assert presentation(RecallSettings)["beams"].default == "900"

@@ -24,7 +24,9 @@ def test_durations(text, ns):
     assert parse.parse_duration_ns(text) == ns
 
 
-@pytest.mark.parametrize("text", ["", "ms", "1x", "-5ms", "1m30", "1.5ns", "1e3ms", "١ms", "5ms5", "9" * 99 + "h"])
+@pytest.mark.parametrize(
+    "text", ["", "ms", "1x", "-5ms", "1m30", "1.5ns", "1e3ms", "١ms", "5ms5", "9" * 99 + "h"]
+)
 def test_what_is_no_duration(text):
     with pytest.raises(UsageError, match="is not"):
         parse.parse_duration_ns(text)
@@ -37,7 +39,9 @@ def test_a_bare_number_is_no_duration_and_the_error_says_how_to_write_it():
     assert caught.value.fix == "write 100ms or 100s"
 
 
-@pytest.mark.parametrize(("ns", "text"), [(0, "0s"), (90_000_000_000, "90s"), (3_600_000_000_000, "1h"), (1, "1ns")])
+@pytest.mark.parametrize(
+    ("ns", "text"), [(0, "0s"), (90_000_000_000, "90s"), (3_600_000_000_000, "1h"), (1, "1ns")]
+)
 def test_durations_are_spelled_in_the_largest_unit_that_divides_them(ns, text):
     assert parse.format_duration(ns) == text
 
@@ -54,7 +58,9 @@ def test_slas(text, sla):
     assert parse.parse_sla(text) == sla
 
 
-@pytest.mark.parametrize(("text", "told"), [("p98:1s", "'p98'"), ("p99:100", "no unit"), ("0ms", "no time"), (":1s", "''")])
+@pytest.mark.parametrize(
+    ("text", "told"), [("p98:1s", "'p98'"), ("p99:100", "no unit"), ("0ms", "no time"), (":1s", "''")]
+)
 def test_what_is_no_sla(text, told):
     with pytest.raises(UsageError, match=told):
         parse.parse_sla(text)
@@ -111,14 +117,17 @@ def test_ranges(text, values):
     assert parse.parse_range(text) == values
 
 
-@pytest.mark.parametrize("text", ["100:200", "1:2:3:4", "300:100:100", "0:5:1", "1:5:0", "1,,2", "1:1M:1", "x", "0100:a:1"])
+@pytest.mark.parametrize(
+    "text", ["100:200", "1:2:3:4", "300:100:100", "0:5:1", "1:5:0", "1,,2", "1:1M:1", "x", "0100:a:1"]
+)
 def test_what_is_no_range(text):
     with pytest.raises(UsageError):
         parse.parse_range(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "count"), [("0", 0), ("0100", 100), ("10_000", 10_000), ("10k", 10_000), ("1.5M", 1_500_000), ("2G", 2 * 10**9)]
+    ("text", "count"),
+    [("0", 0), ("0100", 100), ("10_000", 10_000), ("10k", 10_000), ("1.5M", 1_500_000), ("2G", 2 * 10**9)],
 )
 def test_counts(text, count):
     assert parse.parse_count(text) == count
@@ -130,7 +139,9 @@ def test_what_is_no_count(text):
         parse.parse_count(text)
 
 
-@pytest.mark.parametrize(("text", "size"), [("8GiB", 8 << 30), ("8GB", 8 * 10**9), ("1.5 KiB", 1536), ("7B", 7)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GiB", 8 << 30), ("8GB", 8 * 10**9), ("1.5 KiB", 1536), ("7B", 7)]
+)
 def test_sizes(text, size):
     assert parse.parse_bytes(text) == size
 
@@ -141,13 +152,17 @@ def test_what_is_no_size(text):
         parse.parse_bytes(text)
 
 
-@pytest.mark.parametrize(("text", "score"), [("vocab", Score("vocab")), ("topk", Score("topk")), ("topk:50", Score("topk", 50))])
+@pytest.mark.parametrize(
+    ("text", "score"), [("vocab", Score("vocab")), ("topk", Score("topk")), ("topk:50", Score("topk", 50))]
+)
 def test_scores(text, score):
     assert parse.parse_score(text) == score
     assert str(score) == text
 
 
-@pytest.mark.parametrize(("text", "told"), [("vocabs", "mean 'vocab'"), ("level:3", "no number"), ("topk:0", "no candidate")])
+@pytest.mark.parametrize(
+    ("text", "told"), [("vocabs", "mean 'vocab'"), ("level:3", "no number"), ("topk:0", "no candidate")]
+)
 def test_what_is_no_score(text, told):
     with pytest.raises(UsageError) as caught:
         parse.parse_score(text)
@@ -165,7 +180,9 @@ def test_what_is_no_device(text):
         parse.parse_device(text)
 
 
-@pytest.mark.parametrize(("text", "value"), [("on", True), ("TRUE", True), ("1", True), ("no", False), ("0", False)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("on", True), ("TRUE", True), ("1", True), ("no", False), ("0", False)]
+)
 def test_switches(text, value):
     assert parse.parse_bool(text) is value
 
@@ -186,7 +203,9 @@ def test_named_fields_are_read_each_by_its_own_parser():
     assert parse.parse_fields("base=9ms,max_batch=16", fields) == {"base": 9_000_000, "max_batch": 16}
 
 
-@pytest.mark.parametrize(("text", "told"), [("base", "has no value"), ("bse=1ms", "did you mean 'base'?"), ("base=9", "no unit")])
+@pytest.mark.parametrize(
+    ("text", "told"), [("base", "has no value"), ("bse=1ms", "did you mean 'base'?"), ("base=9", "no unit")]
+)
 def test_what_are_no_named_fields(text, told):
     with pytest.raises(UsageError) as caught:
         parse.parse_fields(text, {"base": parse.parse_duration_ns})

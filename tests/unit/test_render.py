@@ -59,7 +59,10 @@ def test_a_failure_is_told_in_three_lines_on_stderr(capsys):
     assert printed.err.splitlines() == ["error: what [x]", "  why: why", "  fix: fix"]
 
 
-@pytest.mark.parametrize(("error", "code"), [(DataError("w", "y", "f"), "data_error"), (RowError("overlong", "w", "y", "f"), "overlong")])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(DataError("w", "y", "f"), "data_error"), (RowError("overlong", "w", "y", "f"), "overlong")],
+)
 def test_a_failure_is_one_json_document_too(capsys, error, code):
     Console(as_json=True).fail("recall", error, error.exit_code)
     document = json.loads(capsys.readouterr().out)
@@ -76,7 +79,11 @@ def test_progress_says_a_line_at_the_start_and_the_end_where_there_is_no_termina
         for done in range(0, 1001, 100):
             on_progress("rows", done, 1000)
         on_progress("sort", 5, None)
-    assert capsys.readouterr().err.splitlines() == ["rows: 0 / 1,000 (0%)", "rows: 1,000 / 1,000 (100%)", "sort: 5"]
+    assert capsys.readouterr().err.splitlines() == [
+        "rows: 0 / 1,000 (0%)",
+        "rows: 1,000 / 1,000 (100%)",
+        "sort: 5",
+    ]
 
 
 def test_progress_can_be_turned_off(capsys, monkeypatch):

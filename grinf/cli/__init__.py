@@ -1,0 +1,1 @@
+"""Interface: the commands; parse, call a job, render its report."""

@@ -1,0 +1,197 @@
+"""The only file that prints: a result on stdout (tables, or one JSON document), all talk on stderr."""
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from grinf.errors import ExitCode, GrinfError, RowError
+
+if TYPE_CHECKING:
+    import rich.console
+
+OnProgress = Callable[[str, int, int | None], None]
+"""Called by a job as `on_progress(stage, done, total)`; `total` is None where it is not known yet."""
+
+PLAIN_INTERVAL_S = 30.0
+"""Seconds between two progress lines of one stage when stderr is not a terminal."""
+
+_NUMBER = re.compile(r"[<>=~±]?\s*[-+]?[\d.,]+\s*(%|[a-zA-Zµ/]{1,6})?|-|")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of finished text; columns of numbers are aligned to the right."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """What a command answers.
+
+    Attributes:
+        command: Name of the command; the JSON document's schema is `grinf.<command>/1`.
+        data: The answer as JSON-able values (paths, tuples and non-finite floats are converted).
+        tables: The answer for a reader.
+        messages: Lines for a reader, after the tables: files written, what to do next.
+        exit_code: The verdict.
+    """
+
+    command: str
+    data: Mapping[str, Any]
+    tables: Sequence[Table] = field(default_factory=list[Table])
+    messages: Sequence[str] = field(default_factory=list[str])
+    exit_code: ExitCode = ExitCode.OK
+
+
+class Console:
+    """Where a command talks: knows the flags `--json` and `--quiet`, the terminal, and NO_COLOR.
+
+    Args:
+        as_json: Print the result as one JSON document instead of tables.
+        quiet: Say nothing but the result and errors.
+    """
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json, self.quiet = as_json, quiet
+
+    @cached_property
+    def _stderr(self) -> "rich.console.Console":
+        from rich.console import Console as RichConsole
+
+        return RichConsole(stderr=True, highlight=False, soft_wrap=True)
+
+    def info(self, text: str) -> None:
+        """Say something that a reader may want to know; silent with `--quiet`."""
+        if not self.quiet:
+            self._stderr.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        """Say something that a reader should know; silent with `--quiet`."""
+        if not self.quiet:
+            self._stderr.print("warning:", style="yellow", end=" ")
+            self._stderr.print(text, markup=False)
+
+    @contextmanager
+    def progress(self) -> Generator[OnProgress]:
+        """Show the progress of a job on stderr: a bar on a terminal, else a line now and then.
+
+        Yields:
+            The callback to give to the job.
+        """
+        if self.quiet or os.environ.get("GRINF_NO_PROGRESS"):
+            yield lambda stage, done, total: None
+        elif self._stderr.is_terminal:
+            with _bars(self._stderr) as on_progress:
+                yield on_progress
+        else:
+            yield _plain_lines(self.info)
+
+    def emit(self, result: CommandResult) -> None:
+        """Print a result on stdout."""
+        if self.as_json:
+            status = result.exit_code.name.lower()
+            document = _document(result.command, status, result.exit_code)
+            self._print_json(document | {"data": result.data, "messages": list(result.messages)})
+            return
+        for table in result.tables:
+            _print_table(table)
+        if not self.quiet or not result.tables:
+            for line in result.messages:
+                print(line)
+
+    def fail(self, command: str, error: GrinfError, exit_code: ExitCode) -> None:
+        """Report a failure: up to three lines on stderr, and with `--json` a document on stdout."""
+        if self.as_json:
+            told = {"code": _code(error), "message": error.what, "why": error.why, "hint": error.fix}
+            self._print_json(_document(command, "error", exit_code) | {"error": told})
+        self._stderr.print("error:", style="bold red", end=" ")
+        self._stderr.print(error.what, markup=False)
+        if error.why:
+            self._stderr.print(f"  why: {error.why}", markup=False)
+        if error.fix:
+            self._stderr.print(f"  fix: {error.fix}", markup=False)
+
+    def _print_json(self, document: Mapping[str, Any]) -> None:
+        print(json.dumps(_jsonable(document), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _document(command: str, status: str, exit_code: ExitCode) -> dict[str, Any]:
+    return {"schema": f"grinf.{command}/1", "status": status, "exit_code": int(exit_code)}
+
+
+def _code(error: GrinfError) -> str:
+    if isinstance(error, RowError):
+        return error.code
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+
+
+def _jsonable(value: Any) -> Any:
+    """Convert what JSON lacks: paths to text, tuples to lists, NaN and infinities to null."""
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _print_table(table: Table) -> None:
+    from rich import box
+    from rich.console import Console as RichConsole
+    from rich.table import Table as RichTable
+
+    out = RichConsole(highlight=False)
+    if not out.is_terminal:  # A file or a pipe has no right edge: never cut a long table.
+        out = RichConsole(highlight=False, width=100_000)
+    drawn = RichTable(title=table.title or None, title_justify="left", box=box.SIMPLE_HEAD)
+    for index, name in enumerate(table.columns):
+        numeric = all(_NUMBER.fullmatch(row[index].strip()) for row in table.rows)
+        drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(cell.replace("[", r"\[") for cell in row))
+    out.print(drawn)
+
+
+@contextmanager
+def _bars(console: "rich.console.Console") -> Generator[OnProgress]:
+    """Draw one bar per stage; a new stage leaves the bars before it standing."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, refresh_per_second=4) as progress:
+        tasks: dict[str, Any] = {}
+
+        def on_progress(stage: str, done: int, total: int | None) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage, total=total)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        yield on_progress
+
+
+def _plain_lines(say: Callable[[str], None]) -> OnProgress:
+    """Say a line when a stage starts, every PLAIN_INTERVAL_S, and when it ends."""
+    said: dict[str, float] = {}
+
+    def on_progress(stage: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        is_due = now - said.get(stage, -PLAIN_INTERVAL_S) >= PLAIN_INTERVAL_S
+        if is_due or done == total:
+            said[stage] = now
+            say(f"{stage}: {done:,}" + (f" / {total:,} ({done / total:.0%})" if total else ""))
+
+    return on_progress

@@ -1,0 +1,1 @@
+"""Settings: what a user may set, where each value came from, and how it is spelled."""

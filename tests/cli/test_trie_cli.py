@@ -1,0 +1,102 @@
+"""`grinf build-trie` and `grinf trie` in processes of their own: output, exit codes, files."""
+
+import json
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    save(folder / "items.parquet", item_id=[10, 11, 12, 13], sid=[[1, 2, 3], [1, 2, 3], [5, 6, 7], [5, 0, 0]])
+    save(folder / "bad.parquet", item_id=[10, 11], sid=[[1, 2], None])
+    assert run(folder, "build-trie", "items.parquet").returncode == 0
+    return folder
+
+
+def save(path, **columns):
+    pq.write_table(pa.table(columns), path)
+
+
+def run(folder, *arguments):
+    command = [sys.executable, "-m", "grinf", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+
+
+def test_building_says_what_was_built_and_does_it_once(folder):
+    again = run(folder, "build-trie", "items.parquet", "--json")
+    told = json.loads(again.stdout)
+    assert (again.returncode, told["data"]["result"]) == (0, "unchanged")
+    assert told["data"]["trie"]["num_nodes"] == [2, 3, 3]
+    assert told["data"]["trie"]["num_items"] == 4
+    assert "nothing to do" in told["messages"][0]
+    other = run(folder, "build-trie", "items.parquet", "--codebook-sizes", "8,8,8")
+    assert other.returncode == 2
+    assert "tries/items.grtrie exists" in other.stderr
+    assert "--overwrite" in other.stderr
+
+
+def test_bad_rows_are_named_and_no_file_is_left(folder):
+    refused = run(folder, "build-trie", "bad.parquet")
+    assert refused.returncode == 2
+    assert "bad.parquet row 1 (item_id=11, sid=None): SID is null" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (folder / "tries" / "bad.grtrie").exists()
+    dropped = run(folder, "build-trie", "bad.parquet", "--on-bad-row", "drop", "-o", "dropped.grtrie")
+    assert dropped.returncode == 0
+    assert "rows left out: SID is null" in dropped.stdout
+    assert "left out: bad.parquet row 1" in dropped.stderr
+
+
+def test_a_dry_run_plans(folder):
+    planned = run(folder, "build-trie", "items.parquet", "-o", "planned.grtrie", "--dry-run")
+    assert "would write planned.grtrie from 4 rows of 1 files" in planned.stdout
+    assert not (folder / "planned.grtrie").exists()
+
+
+def test_info(folder):
+    told = json.loads(run(folder, "trie", "info", "tries/items.grtrie", "--json").stdout)["data"]
+    assert (told["shared_items"], told["max_items_per_sid"]) == (2, 2)
+    assert told["sources"][0]["path"] == "items.parquet"
+    assert "items that share a SID" in run(folder, "trie", "info", "tries/items.grtrie").stdout
+
+
+def test_lookup(folder):
+    found = run(folder, "trie", "lookup", "tries/items.grtrie", "--sid", "1-2-3", "--item", "12", "--json")
+    assert json.loads(found.stdout)["data"]["found"] == [
+        {"sid": [1, 2, 3], "item_ids": [10, 11]},
+        {"sid": [5, 6, 7], "item_ids": [12]},
+    ]
+    absent = run(folder, "trie", "lookup", "tries/items.grtrie", "--sid", "9,9,9")
+    assert absent.returncode == 0
+    assert "not here" in absent.stdout
+    assert run(folder, "trie", "lookup", "tries/items.grtrie").returncode == 2
+
+
+def test_export_can_be_built_again(folder):
+    assert run(folder, "trie", "export", "tries/items.grtrie", "-o", "out.parquet").returncode == 0
+    assert pq.read_table(folder / "out.parquet")["item_id"].to_pylist() == [[10, 11], [13], [12]]
+    assert run(folder, "trie", "export", "tries/items.grtrie", "-o", "out.parquet").returncode == 2
+
+
+def test_verify_tells_a_damaged_trie_from_something_else(folder):
+    sound = run(folder, "trie", "verify", "tries/items.grtrie")
+    assert sound.returncode == 0
+    assert "tries/items.grtrie is sound" in sound.stdout
+    damaged = bytearray((folder / "tries" / "items.grtrie").read_bytes())
+    damaged[-1] ^= 1
+    (folder / "damaged.grtrie").write_bytes(damaged)
+    found = run(folder, "trie", "verify", "damaged.grtrie")
+    assert found.returncode == 4
+    assert "damaged: L2.tok" in found.stdout
+    for name, data in (("cut.grtrie", damaged[:50]), ("items.parquet", None), ("none.grtrie", None)):
+        if data is not None:
+            (folder / name).write_bytes(data)
+        failed = run(folder, "trie", "verify", name)
+        assert failed.returncode == 3
+        assert "Traceback" not in failed.stderr
+    assert run(folder, "trie", "info", "damaged.grtrie").returncode == 3
