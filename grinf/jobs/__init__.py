@@ -1,0 +1,1 @@
+"""Interface: what each command does, as plain functions that print nothing."""

@@ -1,0 +1,325 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions when it is imported.
+"""Reading SIDs from Arrow columns, in every form that people store them.
+
+[12, 7, 99]                list of integers, any Arrow list type
+["<a_12>", "<b_7>", ...]   list of token texts
+12 | 7 | 99                one column per level
+"<a_12><b_7><c_99>"        one text of tokens; also "3-9-1", "3,9,1", "C12C7C99", or a pattern of one's own
+805421155                  one packed integer
+"""
+
+import re
+import string
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from grinf.errors import UsageError
+
+MAX_LEVELS = 16
+MAX_CODE = 2**31 - 1
+SAMPLE = 1000
+FORMATS = "auto, codes, tokens, packed:KxL, or regex:PATTERN with one group per level"
+
+
+class Fault(IntEnum):
+    """Why a row cannot be used."""
+
+    NONE = 0
+    NULL_SID = 1
+    NULL_CODE = 2
+    NO_CODES = 3
+    TOO_DEEP = 4
+    BAD_CODE = 5
+    UNREADABLE = 6
+    WRONG_DEPTH = 7
+    NULL_ITEM = 8
+    BAD_WEIGHT = 9
+
+    @property
+    def reason(self) -> str:
+        """The fault in words."""
+        return _REASONS[self]
+
+
+_REASONS = {
+    Fault.NULL_SID: "SID is null",
+    Fault.NULL_CODE: "SID has a null code",
+    Fault.NO_CODES: "SID has no codes",
+    Fault.TOO_DEEP: f"SID has more than {MAX_LEVELS} codes",
+    Fault.BAD_CODE: "code is not in the codebook",
+    Fault.UNREADABLE: "SID is not in the expected format",
+    Fault.WRONG_DEPTH: "SID has another number of codes",
+    Fault.NULL_ITEM: "item id is null",
+    Fault.BAD_WEIGHT: "weight is null or NaN",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSids:
+    """SIDs of a batch.
+
+    Attributes:
+        codes: int64 [n, levels], -1 past the end of a SID; rows with a fault hold anything.
+        fault: uint8 [n], `Fault` of each row.
+    """
+
+    codes: np.ndarray
+    fault: np.ndarray
+
+
+class SidReader:
+    """Reads SIDs of one catalogue; the form of texts is found in the first batch and kept.
+
+    Args:
+        sid_format: `--sid-format`.
+    """
+
+    def __init__(self, sid_format: str = "auto") -> None:
+        self.packed = _parse_packed(sid_format)
+        self._format = "packed" if self.packed else sid_format
+        self._patterns: list[str] = []  # The usual depth first, then the most that a text may have.
+        if sid_format.startswith("regex:"):
+            self._format, self._patterns = "regex", [_name_groups(sid_format[len("regex:") :])]
+        elif self._format not in ("auto", "codes", "tokens", "packed"):
+            raise UsageError(f"--sid-format {sid_format!r} is unknown", fix=f"use {FORMATS}")
+
+    def read(self, columns: Sequence[pa.Array], names: Sequence[str]) -> ReadSids:
+        """Read the SIDs of some rows.
+
+        Args:
+            columns: One column, or one per level; any chunk of a table.
+            names: Their names, for messages.
+
+        Raises:
+            UsageError: A type that cannot hold SIDs, or texts of unknown form.
+        """
+        columns = [_plain(column) for column in columns]
+        kind = columns[0].type
+        if all(types.is_null(column.type) for column in columns):
+            return ReadSids(
+                np.zeros((len(columns[0]), 1), np.int64), np.full(len(columns[0]), Fault.NULL_SID, np.uint8)
+            )
+        if self.packed and len(columns) == 1 and types.is_integer(kind):
+            return _read_packed(columns[0], *self.packed)
+        if all(types.is_integer(column.type) for column in columns) and (
+            len(columns) > 1 or self._format == "codes"
+        ):
+            return _read_level_columns(columns)
+        if all(_is_text(column.type) for column in columns):
+            joined = columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, self._joint)
+            return self._read_texts(joined, joined.is_null(), names[0])
+        if len(columns) == 1 and _is_list(kind) and types.is_integer(kind.value_type):
+            return _read_lists(columns[0])
+        if (
+            len(columns) == 1
+            and _is_list(kind)
+            and (_is_text(kind.value_type) or types.is_dictionary(kind.value_type))
+        ):
+            return self._read_texts(_join_lists(columns[0], self._joint), columns[0].is_null(), names[0])
+        why = "integers of one column are codes of one level, or packed" if types.is_integer(kind) else ""
+        raise UsageError(
+            f"column {names[0]!r} of type {kind} holds no SIDs", why, f"set --sid-format: {FORMATS}"
+        )
+
+    @property
+    def _joint(self) -> str:
+        return (
+            "" if self._format == "regex" else " "
+        )  # A user's pattern is of the text as it is; ours allow spaces.
+
+    def _read_texts(self, texts: pa.Array, is_null: pa.Array, name: str) -> ReadSids:
+        null_rows = is_null.to_numpy(zero_copy_only=False)
+        self._patterns = self._patterns or _find_patterns(texts, self._format, name)
+        if not self._patterns:  # Nothing but nulls so far.
+            return ReadSids(
+                np.zeros((len(texts), 1), np.int64), np.full(len(texts), Fault.NULL_SID, np.uint8)
+            )
+        found = _extract(texts, self._patterns[0])
+        if found.null_count > null_rows.sum():
+            found = _extract(texts, self._patterns[-1])
+        codes = np.stack([_to_codes(found.field(level)) for level in range(found.type.num_fields)], axis=1)
+        fault = np.where(found.is_valid().to_numpy(zero_copy_only=False), Fault.NONE, Fault.UNREADABLE)
+        fault[(codes < -1).any(1)] = Fault.UNREADABLE
+        fault[null_rows] = Fault.NULL_SID
+        deepest = int((codes >= 0).sum(1).max(initial=1))
+        return ReadSids(codes[:, :deepest], fault.astype(np.uint8))
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Undo encodings that few functions of Arrow take."""
+    column = column.dictionary_decode() if types.is_dictionary(column.type) else column
+    return column.cast(pa.large_string()) if types.is_string_view(column.type) else column
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    is_any = (
+        types.is_list,
+        types.is_large_list,
+        types.is_fixed_size_list,
+        types.is_list_view,
+        types.is_large_list_view,
+    )
+    return any(is_kind(kind) for is_kind in is_any)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def _read_lists(lists: pa.Array) -> ReadSids:
+    """Read lists of integers. Null lists have length 0 here and no values, so that no row shifts another."""
+    depth = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    values = pc.list_flatten(lists)
+    is_null = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
+    flat = pc.fill_null(values, 0).cast(pa.int64(), safe=False).to_numpy()
+    deepest = min(int(depth.max(initial=1)) or 1, MAX_LEVELS)
+    fault = np.zeros(len(depth), np.uint8)
+    if len(flat) == len(depth) * deepest and depth.min(initial=deepest) == deepest:
+        codes = flat.reshape(-1, deepest)
+        out = (codes < 0) | (codes > MAX_CODE)
+        fault[out.any(1)] = Fault.BAD_CODE
+    else:
+        row = np.repeat(np.arange(len(depth)), depth)
+        level = np.arange(len(flat)) - np.repeat(np.cumsum(depth) - depth, depth)
+        codes = np.full((len(depth), deepest), -1, np.int64)
+        fits = level < deepest
+        codes[row[fits], level[fits]] = flat[fits]
+        fault[row[(flat < 0) | (flat > MAX_CODE)]] = Fault.BAD_CODE
+    if is_null is not None:
+        fault[np.repeat(np.arange(len(depth)), depth)[is_null]] = Fault.NULL_CODE
+    fault[depth > MAX_LEVELS] = Fault.TOO_DEEP
+    fault[depth == 0] = Fault.NO_CODES
+    fault[lists.is_null().to_numpy(zero_copy_only=False)] = Fault.NULL_SID
+    return ReadSids(codes, fault)
+
+
+def _read_level_columns(columns: Sequence[pa.Array]) -> ReadSids:
+    """Read one column of integers per level; nulls at the end of a row are a short SID."""
+    nulls = np.stack([column.is_null().to_numpy(zero_copy_only=False) for column in columns], axis=1)
+    filled = [pc.fill_null(column, 0).cast(pa.int64(), safe=False).to_numpy() for column in columns]
+    codes = np.where(nulls, -1, np.stack(filled, axis=1))
+    fault = np.zeros(len(codes), np.uint8)
+    fault[(~nulls & ((codes < 0) | (codes > MAX_CODE))).any(1)] = Fault.BAD_CODE
+    fault[(nulls[:, :-1] & ~nulls[:, 1:]).any(1)] = Fault.NULL_CODE
+    fault[nulls.all(1)] = Fault.NULL_SID
+    return ReadSids(codes, fault)
+
+
+def _read_packed(column: pa.Array, size: int, levels: int) -> ReadSids:
+    value = pc.fill_null(column, 0).cast(pa.int64(), safe=False).to_numpy()
+    fault = np.where((value < 0) | (value >= size**levels), Fault.BAD_CODE, Fault.NONE).astype(np.uint8)
+    fault[column.is_null().to_numpy(zero_copy_only=False)] = Fault.NULL_SID
+    places = [size**place for place in reversed(range(levels))]
+    return ReadSids(np.stack([value // place % size for place in places], axis=1), fault)
+
+
+def _parse_packed(sid_format: str) -> tuple[int, int] | None:
+    """Read K and L of `packed:KxL`."""
+    if not sid_format.startswith("packed:"):
+        return None
+    match = re.fullmatch(r"packed:([0-9]{1,9})x([0-9]{1,2})", sid_format)
+    size, levels = (int(match[1]), int(match[2])) if match else (0, 0)
+    if size < 1 or not 0 < levels <= MAX_LEVELS or size**levels > 2**63:
+        what = f"--sid-format {sid_format!r} names no packing"
+        raise UsageError(
+            what, "KxL is codes per level x levels, and K^L fits in 63 bits", "write packed:8192x3"
+        )
+    return size, levels
+
+
+def _join_lists(lists: pa.Array, joint: str) -> pa.Array:
+    """Join the texts of each list; a list with a null in it gives null, a null list an empty text."""
+    depth = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+    texts = _plain(pc.list_flatten(lists))
+    offsets = pa.array(np.append(0, np.cumsum(depth)), pa.int32())
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, texts.cast(pa.string())), joint)
+
+
+def _find_patterns(texts: pa.Array, sid_format: str, name: str) -> list[str]:
+    """Patterns, for the usual depth and for any, of the form that most texts have; none if all are null."""
+    sample = texts.drop_null().slice(0, SAMPLE)
+    forms = {"auto": _TOKENS + _CODES, "tokens": _TOKENS, "codes": _CODES}.get(sid_format, ())
+    hits = [pc.sum(pc.match_substring_regex(sample, form(MAX_LEVELS))).as_py() or 0 for form in forms]
+    if not len(sample):
+        return []
+    if not any(hits):
+        what = f"column {name!r} holds no SIDs that can be read: its first value is {sample[0].as_py()!r}"
+        fix = r"write --sid-format 'regex:<a_(\d+)><b_(\d+)>', with one group per level"
+        raise UsageError(what, f"--sid-format is {sid_format}", fix)
+    form = forms[hits.index(max(hits))]
+    found = _extract(sample, form(MAX_LEVELS)).drop_null()
+    depth = sum(pc.any(pc.not_equal(found.field(level), "")).as_py() for level in range(MAX_LEVELS))
+    return [form(depth), form(MAX_LEVELS)]
+
+
+Form = Callable[[int], str]
+"""Takes a number of levels, gives a pattern for texts of one to so many."""
+
+
+def _form(unit: Callable[[int], str], joint: str, around: str = "{}") -> Form:
+    def pattern(levels: int) -> str:
+        nested = unit(levels - 1)
+        for level in reversed(range(levels - 1)):
+            nested = f"{unit(level)}(?:{joint}{nested})?"
+        return _name_groups(around.format(nested))
+
+    return pattern
+
+
+_NUMBER = r"(\d{1,9})"
+_LETTER = string.ascii_lowercase
+_TOKENS: tuple[Form, ...] = (  # The letter or number of a level must be in its place.
+    _form(lambda level: rf"<\|?(?:\w+_)?{_LETTER[level]}_?{_NUMBER}\|?>", r"\s*"),
+    _form(lambda level: rf"<\|?(?:\w+_)?{level}_{_NUMBER}\|?>", r"\s*"),
+    _form(lambda level: rf"<\|?(?:\w+_)?{level + 1}_{_NUMBER}\|?>", r"\s*"),
+    _form(lambda level: rf"{_LETTER[level]}_?{_NUMBER}", r"\s*"),
+    _form(lambda level: f"C{_NUMBER}", r"\s*"),
+)
+_JOINTS = (*(rf"\s*{re.escape(mark)}\s*" for mark in "-,_:;/|."), r"\s+")
+_CODES: tuple[Form, ...] = tuple(
+    _form(lambda level: _NUMBER, joint, r"\s*[\[(]?\s*{}\s*[\])]?\s*") for joint in _JOINTS
+)
+
+
+def _name_groups(pattern: str) -> str:
+    """Name every bare group, as Arrow wants it, and anchor the pattern; escapes and character classes stay."""
+    count = 0
+
+    def name(match: re.Match[str]) -> str:
+        nonlocal count
+        if match[0] != "(":
+            return match[0]
+        count += 1
+        return f"(?P<level{count}>"
+
+    named = re.sub(r"\\.|\[(?:\\.|[^\]\\])+\]|\((?!\?)", name, pattern)
+    if "(?P<" not in named:
+        raise UsageError(
+            f"the pattern {pattern!r} has no groups", fix="give it one group per level: (\\d+)-(\\d+)"
+        )
+    return f"^(?:{named})$"
+
+
+def _extract(texts: pa.Array, pattern: str) -> pa.StructArray:
+    try:
+        return pc.extract_regex(texts, pattern=pattern)
+    except pa.ArrowInvalid as error:
+        raise UsageError(f"--sid-format regex:{pattern[4:-2]!r} is no pattern", str(error)) from error
+
+
+def _to_codes(digits: pa.Array) -> np.ndarray:
+    """Texts of digits as int64 codes: -1 where empty or null, -2 where it is no code."""
+    digits = pc.if_else(pc.equal(pc.fill_null(digits, ""), ""), "-1", digits)
+    try:
+        codes = digits.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid:  # A pattern of the user's caught something else.
+        is_code = pc.match_substring_regex(digits, r"^(-1|\d{1,18})$")
+        codes = pc.if_else(is_code, digits, "-2").cast(pa.int64()).to_numpy()
+    return np.where(codes > MAX_CODE, -2, codes)

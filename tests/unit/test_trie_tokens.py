@@ -1,0 +1,127 @@
+"""(level, code) -> token id."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from grinf.errors import TrieFileError, UsageError
+from grinf.trie import TokenMapping, trie_of
+from grinf.trie.tokens import tokenizer_digest
+
+TEMPLATE = "<{letter}_{code}>"
+
+
+def save_tokenizer(folder, tokens):
+    """A byte-level tokenizer of single letters, and `tokens` of its own."""
+    letters = {letter: index for index, letter in enumerate("<>_abcdefgh0123456789")}
+    core = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.add_tokens(tokens)
+    PreTrainedTokenizerFast(tokenizer_object=core).save_pretrained(folder)
+    return core.token_to_id
+
+
+def all_tokens(sizes):
+    return [f"<{'abc'[level]}_{code}>" for level, size in enumerate(sizes) for code in range(size)]
+
+
+def test_f30_ids_are_looked_up_whatever_their_order(tmp_path):
+    token_id = save_tokenizer(tmp_path, sorted(all_tokens([12, 12]), reverse=True))
+    mapping = TokenMapping.from_tokenizer(tmp_path, TEMPLATE, [12, 12])
+    assert mapping.token_ids[1].tolist() == [token_id(f"<b_{code}>") for code in range(12)]
+    assert mapping.token_ids[0].dtype == np.int32
+    assert mapping.source.tokenizer_digest == tokenizer_digest(tmp_path)
+
+
+def test_f31_codes_that_split_are_named_with_their_pieces(tmp_path):
+    save_tokenizer(tmp_path, all_tokens([12])[:5])
+    with pytest.raises(UsageError) as error:
+        TokenMapping.from_tokenizer(tmp_path, TEMPLATE, [12])
+    assert "7 SID tokens are not one token each" in error.value.what
+    assert "'<a_5>' is ['<', 'a', '_', '5', '>']" in error.value.why
+    assert error.value.why.endswith("and 2 more")
+
+
+def test_f31_one_token_inside_another_is_a_split(tmp_path):
+    save_tokenizer(tmp_path, [f"a_{code}" for code in range(10)])
+    with pytest.raises(UsageError, match=r"'a_12' is \['a_1', '2'\]"):
+        TokenMapping.from_tokenizer(tmp_path, "{letter}_{code}", [13])
+
+
+def test_codes_that_do_not_occur_may_lack_a_token(tmp_path):
+    token_id = save_tokenizer(tmp_path, ["<a_1>", "<b_0>", "<end>"])
+    used = [np.array([False, True]), np.array([True])]
+    mapping = TokenMapping.from_tokenizer(tmp_path, TEMPLATE, [2, 1], "<end>", used)
+    assert mapping.token_ids[0].tolist() == [-1, token_id("<a_1>")]
+    assert mapping.token_ids[1].tolist() == [token_id("<b_0>"), token_id("<end>")]
+    with pytest.raises(UsageError, match="'<a_0>' is"):
+        TokenMapping.from_tokenizer(tmp_path, TEMPLATE, [2, 1], "<end>", [used[0] | True, used[1]])
+
+
+def test_the_unknown_token_is_no_token(tmp_path):
+    core = Tokenizer(models.WordLevel({"[UNK]": 0, "<a_0>": 1}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]").save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"'<a_1>' is \['\[UNK\]'\]"):
+        TokenMapping.from_tokenizer(tmp_path, TEMPLATE, [2])
+
+
+def test_two_codes_with_one_token_are_refused(tmp_path):
+    save_tokenizer(tmp_path, [f"<x_{code}>" for code in range(3)])
+    with pytest.raises(UsageError, match="<x_0> and <x_0> have one token id"):
+        TokenMapping.from_tokenizer(tmp_path, "<x_{code}>", [3, 3])
+
+
+def test_offset_codes_of_a_template(tmp_path):
+    token_id = save_tokenizer(tmp_path, [f"C{code}" for code in range(5)])
+    mapping = TokenMapping.from_tokenizer(tmp_path, "C{offset_code}", [2, 3])
+    assert [ids.tolist() for ids in mapping.token_ids] == [
+        [token_id("C0"), token_id("C1")],
+        [token_id(f"C{code}") for code in (2, 3, 4)],
+    ]
+
+
+@pytest.mark.parametrize("template", ["<{letter}>", "<{code", "<{cod}>", "<{}>", "<{code.x}>", "<{code:zz}>"])
+def test_templates_that_spell_no_code_are_refused(tmp_path, template):
+    with pytest.raises(UsageError, match="token template"):
+        TokenMapping.from_tokenizer(tmp_path, template, [2])
+
+
+def test_a_folder_without_tokenizer_is_refused(tmp_path):
+    with pytest.raises(TrieFileError, match="no tokenizer in"):
+        TokenMapping.from_tokenizer(tmp_path, TEMPLATE, [2])
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(TrieFileError, match="cannot be read"):
+        TokenMapping.from_tokenizer(tmp_path, TEMPLATE, [2])
+
+
+def test_bases():
+    mapping = TokenMapping.from_bases([100, 300], [3, 2], 7)
+    assert [ids.tolist() for ids in mapping.token_ids] == [[100, 101, 102], [300, 301, 7]]
+
+
+@pytest.mark.parametrize(
+    ("bases", "end", "said"),
+    [
+        ([1], None, "does not fit SIDs of 2 levels"),
+        ([-1, 10], None, "range of token ids"),
+        ([0, 2**31 - 1], None, "range of token ids"),
+        ([0, 2], None, "code 2 of level 0 and code 0 of level 1 have one token id, 2"),
+        ([0, 10], 1, "code 1 of level 0 and END have one token id, 1"),
+    ],
+)
+def test_bases_that_cannot_be(bases, end, said):
+    with pytest.raises(UsageError, match=said):
+        TokenMapping.from_bases(bases, [3, 2], end)
+
+
+def test_a_trie_takes_only_a_mapping_of_its_own_codebooks():
+    trie = trie_of(np.array([[0, 1], [2, 0]]), [5, 6])
+    assert trie.token_ids is None
+    mapping = TokenMapping.from_bases([10, 20], trie.codebook_sizes)
+    bound = trie.with_tokens(mapping)
+    assert bound.token_ids is not None
+    assert bound.token_ids[0].tolist() == [10, 11, 12]
+    with pytest.raises(TrieFileError, match="codes per level"):
+        trie.with_tokens(TokenMapping.from_bases([10, 20], [3, 3]))
