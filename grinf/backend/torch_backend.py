@@ -183,4 +183,6 @@ class TorchBackend:
 
     def _slots(self, requests: Sequence[Request]) -> torch.Tensor:
         slots = [request.lease.beam_slot for request in requests if request.lease]
-        return torch.tensor(slots, device=self._device)
+        on_gpu = self._device.type == "cuda"
+        # From pinned memory the copy does not wait for the work that is already enqueued.
+        return torch.tensor(slots, pin_memory=on_gpu).to(self._device, non_blocking=True)

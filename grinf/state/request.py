@@ -68,7 +68,7 @@ class Request:
     view: str | None = None
     """Name of the trie view that this request may see; None: every live item."""
     live: "np.ndarray | None" = None
-    """A filter of this request's own instead of a view: uint32 words as `Trie.mask_from_leaves` gives them."""
+    """A filter of this request alone, instead of a view: uint32 words from `Trie.mask_from_leaves`."""
 
     status: RequestStatus = RequestStatus.WAITING
     level: int = 0
