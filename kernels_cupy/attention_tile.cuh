@@ -12,12 +12,17 @@
 // rows which one ldmatrix phase reads fall into eight different bank groups.
 DEVICE u32 tile_address(u32 tile, int row, int chunk) { return tile + row * ROW_BYTES + ((chunk ^ (row & 7)) << 4); }
 
-// Online softmax of this warp's rows. A lane holds rows l / 4 and l / 4 + 8 of each m-tile, in mma's accumulator layout.
+// Online softmax of this warp's rows. A lane holds rows l / 4 and l / 4 + 8 of each m-tile, as mma lays out its result.
 struct Rows {
     float out[M_TILES][HEAD_DIM / 8][4];
-    float max[M_TILES][2];  // of the raw q.k
+    float top[M_TILES][2];  // what exponents are relative to, in base 2: at most SLACK below the largest so far
     float sum[M_TILES][2];  // this lane's share
 };
+
+// Weights may reach 2^SLACK before the rows are rescaled to a new maximum. They lose nothing by it, in fp16 neither,
+// and after the first tile rescaling is rare.
+#define SLACK 8.0f
+#define LOWEST -1e30f  // below any score, and finite: no key and masked keys need no case of their own
 
 DEVICE void clear(Rows& rows) {
 #pragma unroll
@@ -26,7 +31,7 @@ DEVICE void clear(Rows& rows) {
         for (int n = 0; n < HEAD_DIM / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) rows.out[m][n][i] = 0.0f;
-        rows.max[m][0] = rows.max[m][1] = NEG_INF;
+        rows.top[m][0] = rows.top[m][1] = LOWEST;
         rows.sum[m][0] = rows.sum[m][1] = 0.0f;
     }
 }
@@ -56,42 +61,47 @@ DEVICE void score(float (&s)[M_TILES][N][4], u32 q_lane, u32 k_lane) {
     }
 }
 
-// Replaces the scores s by exp(scale * (s - max)) and rescales what the rows hold so far to the new maximum.
-// A masked score is -inf; a row may have seen nothing but masked ones.
+// Moves the reference of the rows where the scores s leave it behind.
 template <int N>
-DEVICE void soften(float (&s)[M_TILES][N][4], Rows& rows, float scale_log2) {
-    float keep_of[M_TILES][2];
-    bool grown = false;
+DEVICE void raise(const float (&s)[M_TILES][N][4], Rows& rows, float scale_log2) {
+    float keep[M_TILES][2];
+    bool raised = false;
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float top = rows.max[m][half];
+            float top = s[m][0][2 * half];
 #pragma unroll
             for (int n = 0; n < N; ++n) top = fmaxf(top, fmaxf(s[m][n][2 * half], s[m][n][2 * half + 1]));
-            top = warp_max<4>(top);
-            float base = top == NEG_INF ? 0.0f : top * scale_log2;
-            float keep = exp2_approx(rows.max[m][half] * scale_log2 - base);
-            rows.max[m][half] = top;
-            float sum = rows.sum[m][half] * keep;
-#pragma unroll
-            for (int n = 0; n < N; ++n)
-#pragma unroll
-                for (int i = 2 * half; i < 2 * half + 2; ++i) {
-                    s[m][n][i] = exp2_approx(s[m][n][i] * scale_log2 - base);
-                    sum += s[m][n][i];
-                }
-            rows.sum[m][half] = sum;
-            keep_of[m][half] = keep;
-            grown |= keep != 1.0f;
+            top = warp_max<4>(top) * scale_log2;
+            bool moves = top > rows.top[m][half] + SLACK;
+            raised |= moves;
+            keep[m][half] = moves ? exp2_approx(rows.top[m][half] - top) : 1.0f;
+            rows.top[m][half] = moves ? top : rows.top[m][half];
         }
-    if (!__any_sync(FULL_MASK, grown)) return;  // after the first few keys a maximum seldom moves
+    if (!__any_sync(FULL_MASK, raised)) return;
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
 #pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; ++n)
+        for (int i = 0; i < 4; ++i) {
+            if (i % 2 == 0) rows.sum[m][i / 2] *= keep[m][i / 2];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) rows.out[m][n][i] *= keep_of[m][i / 2];
+            for (int n = 0; n < HEAD_DIM / 8; ++n) rows.out[m][n][i] *= keep[m][i / 2];
+        }
+}
+
+// Replaces the scores s by their weights exp(scale * s), relative to the rows' reference. A masked score is -inf.
+template <int N>
+DEVICE void soften(float (&s)[M_TILES][N][4], Rows& rows, float scale_log2) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; ++m)
+#pragma unroll
+        for (int n = 0; n < N; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                s[m][n][i] = exp2_approx(s[m][n][i] * scale_log2 - rows.top[m][i / 2]);
+                rows.sum[m][i / 2] += s[m][n][i];
+            }
 }
 
 // rows.out += p V for 8 * N keys.

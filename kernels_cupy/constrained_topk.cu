@@ -11,9 +11,9 @@
 //   grinf_lay_out_children   grid (B), block 1024: offset, first child, group -> parent
 //   grinf_child_normaliser   grid (W, B), block 128: log_z and cut of each beam; for `children` and `topk` scores
 //   grinf_group_children     grid (any, B), block 256: maxima of groups and leaf groups; blocks stride over the groups
-//   grinf_pick_groups        grid (B), block 1024: the K best leaf groups, and a floor below which no candidate counts
-//   grinf_rescan_children    grid (ceil(K / 8), B), block 256: the candidates of those leaf groups above the floor
-//   grinf_finish_selection   grid (B), block 1024, 8 bytes of dynamic shared memory per beam (K to a power of two)
+//   grinf_pick_groups        grid (B), block 1024: the leaf groups that matter, and a floor below which no candidate does
+//   grinf_rescan_children    grid (ceil(P / 8), B), block 256: the candidates of those leaf groups above the floor
+//   grinf_finish_selection   grid (B), block 1024, dynamic shared memory of `room` candidates of 8 bytes
 //
 // Layouts:
 //   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, child rank) that counts; null: all)
@@ -21,11 +21,11 @@
 //   pool_cum float, pool_node int32 [slots + 1, pool_width]; pool_width_of int32 [slots + 1] (live beams)
 //   first_child int32 [inner + 1]; code [nodes]; column, token int32 [levels, codes]; end_code int32 [levels]
 //   live int32 [views, words] or null; view int32 [B]
-// Workspace, G groups a request at most:
+// Workspace, for G groups of 256 slots a request at most and P leaf groups that are looked at again:
 //   offset int32 [B, W + 1]; first int32 [B, W] (complemented where the beam has ended); cum float [B, W]
 //   group_parent int32 [B, G + 1] (parent of a group's first slot); total int32 [B] (slots)
-//   group_key u32 [B, G]; leaf_key u32 [B, G, 32]; picked int32 [B, K]; num_picked int32 [B]; floor_key u32 [B]
-//   survivors u64 [B, min(K, 32 G) * 32]; num_survivors int32 [B]
+//   group_key u32 [B, G]; leaf_key u32 [B, G, 8]; picked int32 [B, P]; num_picked int32 [B]; floor_key u32 [B]
+//   survivors u64 [B, P * 32]; num_survivors int32 [B]
 //
 // Constants: DTYPE, type of the logits; CODE_BITS, 16 or 32.
 // Source: flat load balancing as in Merge Path (Green et al., 2012); the rest is told in selection.cuh.
@@ -37,7 +37,8 @@
 #define CODE_BITS 16
 #endif
 
-#define LEAF 32
+#define LEAF 32  // slots of a leaf group, one a lane
+#define FAN 8    // leaf groups of a group, which is a warp's
 #define GROUP (LEAF * FAN)
 #define ROW_THREADS 128
 #define SCAN_THREADS 256
@@ -153,8 +154,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
                            int pool_width, const int* level, const int* first_child, const code_t* code,
                            const int* end_code, int rows, int max_groups, int* offset, int* first, float* cum,
                            int* group_parent, int* total, int* num_survivors) {
-    constexpr int PER_THREAD = MAX_WIDTH / SELECT_THREADS;
-    __shared__ u32 totals[WARP_SIZE];
+    __shared__ u32 totals[WARP_SIZE + 1];
     const int b = blockIdx.x;
     const size_t pool_row = static_cast<size_t>(slot[b]) * pool_width;
     const int live = min(pool_width_of[slot[b]], rows);
@@ -163,34 +163,28 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     first += static_cast<size_t>(b) * rows;
     cum += static_cast<size_t>(b) * rows;
     group_parent += static_cast<size_t>(b) * (max_groups + 1);
-
-    int degree[PER_THREAD];
-    u32 mine = 0;
-#pragma unroll
-    for (int j = 0; j < PER_THREAD; ++j) {
-        const int w = threadIdx.x * PER_THREAD + j;
-        degree[j] = 0;
-        if (w >= live) continue;
-        const int node = pool_node[pool_row + w], start = first_child[node];
-        degree[j] = first_child[node + 1] - start;
-        first[w] = end >= 0 && static_cast<int>(code[node]) == end ? ~start : start;
-        cum[w] = pool_cum[pool_row + w];
-        mine += degree[j];
+    int before = 0;  // children of the beams before this round
+    for (int start = 0; start < live; start += SELECT_THREADS) {
+        const int w = start + threadIdx.x;
+        int degree = 0;
+        if (w < live) {
+            const int node = pool_node[pool_row + w], child = first_child[node];
+            degree = first_child[node + 1] - child;
+            first[w] = end >= 0 && static_cast<int>(code[node]) == end ? ~child : child;
+            cum[w] = pool_cum[pool_row + w];
+        }
+        const int at = before + block_scan<SELECT_THREADS>(degree, totals);
+        if (w < live) offset[w] = at;
+        for (int g = ceil_div(at, GROUP); g * GROUP < at + degree && g < max_groups; ++g) group_parent[g] = w;
+        if (threadIdx.x == SELECT_THREADS - 1) totals[WARP_SIZE] = at + degree;
+        __syncthreads();
+        before = totals[WARP_SIZE];
     }
-    int at = block_scan<SELECT_THREADS>(mine, totals);
-#pragma unroll
-    for (int j = 0; j < PER_THREAD; ++j) {
-        const int w = threadIdx.x * PER_THREAD + j;
-        if (w >= live) continue;
-        offset[w] = at;
-        for (int g = ceil_div(at, GROUP); g * GROUP < at + degree[j] && g < max_groups; ++g) group_parent[g] = w;
-        at += degree[j];
-    }
-    if (threadIdx.x == SELECT_THREADS - 1) {  // past the last live beam, so `at` is the sum
-        at = min(at, max_groups * GROUP);
-        offset[live] = at;
-        group_parent[ceil_div(at, GROUP)] = max(live - 1, 0);
-        total[b] = at;
+    if (threadIdx.x == 0) {
+        before = min(before, max_groups * GROUP);
+        offset[live] = before;
+        group_parent[ceil_div(before, GROUP)] = max(live - 1, 0);
+        total[b] = before;
         num_survivors[b] = 0;
     }
 }
@@ -234,65 +228,60 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     if (cut != nullptr) cut[static_cast<size_t>(b) * rows + w] = least;
 }
 
-extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 4)
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 3)
     grinf_group_children(CHILDREN_PARAMS, const float* log_z, const u64* cut, const float* cum, u32* group_key,
                          u32* leaf_key) {
-    constexpr int WARPS = SCAN_THREADS / WARP_SIZE, LEAVES = FAN / WARPS;  // leaf groups of a warp
-    __shared__ u32 peaks[WARPS];
+    constexpr int WARPS = SCAN_THREADS / WARP_SIZE;
     const int b = blockIdx.y, lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const Children children = CHILDREN_OF(b);
     const size_t row = static_cast<size_t>(b) * rows;
-    for (int group = blockIdx.x; group * GROUP < static_cast<int>(children.total); group += gridDim.x) {
-        u32 slots[LEAVES], key[LEAVES], peak = 0;
+    const int groups = ceil_div(children.total, GROUP);
+    for (int group = blockIdx.x * WARPS + warp; group < groups; group += gridDim.x * WARPS) {
+        u32 slots[FAN], key[FAN], mine = 0, peak = 0;
 #pragma unroll
-        for (int n = 0; n < LEAVES; ++n) slots[n] = group * GROUP + (warp * LEAVES + n) * LEAF + lane;
+        for (int n = 0; n < FAN; ++n) slots[n] = group * GROUP + n * LEAF + lane;
         candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, group, slots, key);
-        const size_t group_at = static_cast<size_t>(b) * max_groups + group;
 #pragma unroll
-        for (int n = 0; n < LEAVES; ++n) {
+        for (int n = 0; n < FAN; ++n) {
             const u32 best = __reduce_max_sync(FULL_MASK, key[n]);
-            if (lane == n) leaf_key[group_at * FAN + warp * LEAVES + n] = best;
+            mine = lane == n ? best : mine;
             peak = max(peak, best);
         }
-        if (lane == 0) peaks[warp] = peak;
-        __syncthreads();
-        if (threadIdx.x < WARPS) {
-            peak = __reduce_max_sync((1u << WARPS) - 1, peaks[threadIdx.x]);
-            if (threadIdx.x == 0) group_key[group_at] = peak;
-        }
-        __syncthreads();
+        const size_t group_at = static_cast<size_t>(b) * max_groups + group;
+        if (lane < FAN) leaf_key[group_at * FAN + lane] = mine;
+        if (lane == 0) group_key[group_at] = peak;
     }
 }
 
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     grinf_pick_groups(const int* total, const u32* group_key, const u32* leaf_key, int max_groups,
-                      const int* next_width, int width, int* picked, int* num_picked, u32* floor_key) {
+                      const int* next_width, int max_picked, int* picked, int* num_picked, u32* floor_key) {
     const int b = blockIdx.x;
     const size_t row = static_cast<size_t>(b) * max_groups;
-    pick_groups(group_key + row, leaf_key + row * FAN, ceil_div(total[b], GROUP), next_width[b],
-                picked + static_cast<size_t>(b) * width, num_picked + b, floor_key + b);
+    pick_groups<FAN>(group_key + row, leaf_key + row * FAN, ceil_div(total[b], GROUP), next_width[b], max_picked,
+                     picked + static_cast<size_t>(b) * max_picked, num_picked + b, floor_key + b);
 }
 
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     grinf_rescan_children(CHILDREN_PARAMS, const float* log_z, const u64* cut, const float* cum, const int* picked,
-                          const int* num_picked, const u32* floor_key, int width, int max_survivors, u64* survivors,
+                          const int* num_picked, const u32* floor_key, int max_picked, u64* survivors,
                           int* num_survivors) {
     const int b = blockIdx.y, lane = threadIdx.x % WARP_SIZE;
     const int pick = (blockIdx.x * SCAN_THREADS + threadIdx.x) / WARP_SIZE;
     if (pick >= num_picked[b]) return;
     const Children children = CHILDREN_OF(b);
     const size_t row = static_cast<size_t>(b) * rows;
-    const int leaf = picked[static_cast<size_t>(b) * width + pick];
+    const int leaf = picked[static_cast<size_t>(b) * max_picked + pick];
     const u32 slots[1] = {static_cast<u32>(leaf * LEAF + lane)};
     u32 key[1];
     candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, leaf / FAN, slots, key);
     const u64 candidate = key[0] >= floor_key[b] ? pack_candidate(key[0], slots[0]) : 0;
-    append_survivors(candidate, survivors + static_cast<size_t>(b) * max_survivors, num_survivors + b);
+    append_survivors(candidate, survivors + static_cast<size_t>(b) * max_picked * LEAF, num_survivors + b);
 }
 
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     grinf_finish_selection(CHILDREN_PARAMS, const u64* survivors, const int* num_survivors, const int* next_width,
-                           const float* margin, const int* min_width, const int* token, int width, int max_survivors,
+                           const float* margin, const int* min_width, const int* token, int width, int max_picked, int room,
                            float* out_score, int* out_parent, int* out_token, int* out_node, int* out_count) {
     extern __shared__ __align__(16) unsigned char smem[];
     const int b = blockIdx.x;
@@ -300,8 +289,8 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     const size_t row = static_cast<size_t>(b) * width;
     const Beams out = {out_score + row, out_parent + row, out_token + row, out_node + row, out_count + b};
     const int* token_of = token + static_cast<size_t>(level[b]) * codes;
-    finish_selection(survivors + static_cast<size_t>(b) * max_survivors, num_survivors[b], next_width[b], margin[b], min_width[b], width,
-                     reinterpret_cast<u64*>(smem), out, [&](u32 position, int& parent, int& token, int& node) {
+    finish_selection(survivors + static_cast<size_t>(b) * max_picked * LEAF, num_survivors[b], next_width[b], margin[b],
+                     min_width[b], width, reinterpret_cast<u64*>(smem), room, out, [&](u32 position, int& parent, int& token, int& node) {
                          const u32 slots[1] = {position};
                          int parents[1];
                          children.find_parents(position / GROUP, slots, parents);

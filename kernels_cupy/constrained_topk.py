@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kernels_cupy.loader import Instance, Needs, ceil_div, dtype_name, i32, kernel, ptr
 from kernels_cupy.selection import (
-    FAN,
     RESCAN_LEAVES,
     SCAN_THREADS,
     SELECT_THREADS,
@@ -20,14 +19,17 @@ from kernels_cupy.selection import (
     Workspace,
     allocate,
     check_widths,
+    max_picked,
     new_beams,
-    sort_bytes,
+    sort_room,
 )
 
 STEM: Final = "constrained_topk"
 NEEDS: Final = Needs(sm_min=80, dtypes=("bfloat16", "float16", "float32"))
 LEAF: Final = 32  # slots of a leaf group
+FAN: Final = 8  # leaf groups of a group
 GROUP: Final = LEAF * FAN
+BLOCK_GROUPS: Final = SCAN_THREADS // 32
 NORMALISER_THREADS: Final = 128
 SCORES: Final = ("given", "children", "topk")
 INSTANCES: Final = tuple(
@@ -50,9 +52,9 @@ def scan_blocks(batch: int, capacity: int) -> int:
     """Blocks that scan one request's groups.
 
     They stride over the groups that the request really has, so that a large capacity starts no idle blocks by
-    the thousand; 2,048 blocks in all fill a card several times, 128 for each request keep any one of them fast.
+    the thousand; 2,048 blocks in all fill a card several times, 128 a request keep any one of them fast.
     """
-    return min(max_groups(capacity), max(128, 2048 // batch))
+    return min(ceil_div(max_groups(capacity), BLOCK_GROUPS), max(128, 2048 // batch))
 
 
 def workspace(batch: int, rows: int, width: int, capacity: int) -> Shapes:
@@ -65,6 +67,7 @@ def workspace(batch: int, rows: int, width: int, capacity: int) -> Shapes:
         capacity: Candidates per request at most.
     """
     groups = max_groups(capacity)
+    picked = min(max_picked(width), groups * FAN)
     return {
         "offset": (torch.int32, (batch, rows + 1)),
         "first": (torch.int32, (batch, rows)),
@@ -75,10 +78,10 @@ def workspace(batch: int, rows: int, width: int, capacity: int) -> Shapes:
         "cut": (torch.int64, (batch, rows)),
         "group_key": (torch.int32, (batch, groups)),
         "leaf_key": (torch.int32, (batch, groups, FAN)),
-        "picked": (torch.int32, (batch, width)),
+        "picked": (torch.int32, (batch, picked)),
         "num_picked": (torch.int32, (batch,)),
         "floor_key": (torch.int32, (batch,)),
-        "survivors": (torch.int64, (batch, min(width, groups * FAN) * LEAF)),
+        "survivors": (torch.int64, (batch, picked, LEAF)),
         "num_survivors": (torch.int32, (batch,)),
     }
 
@@ -121,6 +124,7 @@ class _Search:
         self.path, self.trie, self.limits = path, trie, limits
         self.batch, self.rows, columns = logits.shape
         self.groups = max_groups(trie.capacity)
+        self.max_picked = min(max_picked(limits.width), self.groups * FAN)
         self.work: Workspace = allocate(
             workspace(self.batch, self.rows, limits.width, trie.capacity), logits.device
         )
@@ -164,34 +168,31 @@ class _Search:
         self._launch(
             "grinf_pick_groups", (self.batch,), SELECT_THREADS,
             work["total"], work["group_key"], work["leaf_key"], i32(self.groups),
-            ptr(limits.next_width), i32(limits.width), work["picked"], work["num_picked"], work["floor_key"],
+            ptr(limits.next_width), i32(self.max_picked), work["picked"], work["num_picked"], work["floor_key"],
         )  # fmt: skip
 
     def rescan(self, log_z: Tensor, score: str) -> None:
-        work, width = self.work, self.limits.width
+        work = self.work
         self._launch(
-            "grinf_rescan_children", (ceil_div(min(width, self.groups * FAN), RESCAN_LEAVES), self.batch), SCAN_THREADS,
+            "grinf_rescan_children", (ceil_div(self.max_picked, RESCAN_LEAVES), self.batch), SCAN_THREADS,
             *self.children, ptr(log_z), self._cut(score), work["cum"],
-            work["picked"], work["num_picked"], work["floor_key"], i32(width), self._survivors_per_request(),
+            work["picked"], work["num_picked"], work["floor_key"], i32(self.max_picked),
             work["survivors"], work["num_survivors"],
         )  # fmt: skip
 
     def finish(self) -> Beams:
-        work, limits = self.work, self.limits
+        work, limits, room = self.work, self.limits, sort_room(self.limits.width)
         out = new_beams(self.batch, limits.width, self.trie.code.device)
         self._launch(
             "grinf_finish_selection", (self.batch,), SELECT_THREADS,
-            *self.children, work["survivors"], work["num_survivors"], ptr(limits.next_width), ptr(limits.margin),
-            ptr(limits.min_width), ptr(self.trie.token), i32(limits.width), self._survivors_per_request(),
-            *map(ptr, out), smem_bytes=sort_bytes(limits.width),
+            *self.children, work["survivors"], work["num_survivors"],
+            ptr(limits.next_width), ptr(limits.margin), ptr(limits.min_width), ptr(self.trie.token),
+            i32(limits.width), i32(self.max_picked), i32(room), *out.pointers(), smem_bytes=8 * room,
         )  # fmt: skip
         return out
 
     def _cut(self, score: str) -> int:
         return self.work["cut"] if score == "topk" else 0
-
-    def _survivors_per_request(self) -> Any:
-        return i32(self.work.tensors["survivors"].shape[1])
 
     def _launch(
         self, entry: str, grid: tuple[int, ...], threads: int, *args: Any, smem_bytes: int = 0

@@ -1,4 +1,4 @@
-// K1: every beam of a request attends to the request's shared context, on tensor cores (mma.sync, sm_80 and later).
+// K1: every beam of a request attends to the request's shared context, on tensor cores (mma.sync).
 //
 //   out[b, w, i, :] = sum_j softmax_j(scale * q[b, w, i, :] . K[b, j, h, :]) V[b, j, h, :],   h = i / GROUP
 //   lse[b, w, i]    = ln sum_j exp(scale * q . K[j])
@@ -6,35 +6,33 @@
 // The rows of a block are the beams times the GQA group of one key-value head (row r: beam r / GROUP, query head
 // h * GROUP + r % GROUP), so that a block reads each context key once for all of them.
 //
-// Split-KV: split s of a request takes keys [s * n, (s + 1) * n), n = split_keys(context_len, splits, min_split): a
-// function of the request's own length, never of its batch-mates. Splits past the context hold nothing.
+// Split-KV: split s of a request takes keys [s * n, (s + 1) * n), n = split_keys(context_len, splits, min_split),
+// a function of the request's own length, never of its batch-mates. Splits past the context hold nothing.
 //
-// FUSED 0, grinf_context_attention: split s of every request writes its own (out, lse), fp32; empty ones lse = -inf.
-// FUSED 1, grinf_decode_attention: a request whose context is one split goes on to its beams' own keys (K2) and writes
-//   the finished rows (K3): the keys of a warp's beams are one more tile, gathered through `ancestor`, under a mask that
-//   leaves each row its own beam's. The other requests write partials for grinf_beam_merge to finish.
+// FUSED 0, grinf_context_attention: each split of a request writes (out, lse), fp32; an empty one lse = -inf.
+// FUSED 1, grinf_decode_attention: a request whose context is one split goes on to its beams' own keys (K2) and
+//   writes the finished rows (K3): the keys of a warp's beams are one more tile, gathered through `ancestor`,
+//   under a mask that leaves each row its own beam's. The splits of other requests are left to grinf_beam_merge.
 //
 // Layouts
 //   q            elem [B, W, KV_HEADS * GROUP, HEAD_DIM], strides q_batch and q_row in elements
 //   k, v         elem [pages, PAGE_SIZE, KV_HEADS, HEAD_DIM], page_chunks * 8 elements apart, 64 GiB at most
 //   page_table   int [B, table_width]          context_len, width   int [B]
-//   part         float [splits, B, W, KV_HEADS * GROUP, HEAD_DIM]      part_lse   float, the same without HEAD_DIM
+//   part         float [splits, B, W, KV_HEADS * GROUP, HEAD_DIM]    part_lse   float, the same without HEAD_DIM
 //   k_beams, v_beams   elem [slots, T, W_max, KV_HEADS, HEAD_DIM], strides slot_stride and step_stride
-//   ancestor     int [B, T, W]                 slot, step   int [B]
+//   ancestor     int [B, steps, W]             slot, step   int [B]
 //   out          elem [B, W, KV_HEADS * GROUP, HEAD_DIM]
-// Launch: grid (ceil(W * GROUP / BLOCK_M), KV_HEADS * splits, B), block 128,
+// Launch: grid (ceil(W * GROUP / BLOCK_M), KV_HEADS, B * splits), block 128,
 //   dynamic shared bytes (BLOCK_M + 4 * BLOCK_N) * HEAD_DIM * 2, BLOCK_M = 64 * M_TILES, BLOCK_N = 32.
 // Constants: DTYPE (FP16, BF16), HEAD_DIM (64, 128), GROUP, KV_HEADS, PAGE_SIZE (a power of two, 16 or more),
 //   M_TILES (1, 2: sixteens of rows per warp), FUSED.
-// Source: FlashAttention-2 and -3 (Dao, 2023; Shah et al., 2024) for the loop and its overlap of the next scores with
-//   this softmax, Flash-Decoding (Dao et al., 2023) for the splits.
+// Source: FlashAttention-2 and -3 (Dao, 2023; Shah et al., 2024) for the loop and its overlap of the next scores
+//   with this softmax, Flash-Decoding (Dao et al., 2023) for the splits.
 
 #include "common.cuh"
 #include "attention_tile.cuh"
 
-#ifndef BLOCK_N
 #define BLOCK_N 32
-#endif
 #define HEADS (KV_HEADS * GROUP)
 #define KEY_STRIDE (KV_HEADS * HEAD_DIM)
 #define KEY_CHUNKS (KV_HEADS * CHUNKS)
@@ -62,37 +60,111 @@ DEVICE void load_queries(u32 tile, const elem* q, long long q_row, int first, in
     }
 }
 
-// Where a thread takes part in copying tiles of keys and values: always the same chunk, of every PASS_ROWS-th key.
-struct Copier {
-    u32 k, v;   // shared addresses in the first tiles
-    u32 from;   // chunk in page 0 of the pools; in chunks of 16 bytes 32 bits reach 64 GiB
-    u32 table;  // first entry of the request's page table
-    int left;   // keys from the thread's first one to the end of the split
+struct Context {
+    const elem *k, *v;
+    const int* page_table;
+    u32 page_chunks;
+    u32 table;       // first entry of the request's page table
+    int first, end;  // keys of this split
 };
 
-// The block copies keys and values `first` .. `first + BLOCK_N - 1`, tile t of its split, into stage t % 2; those past
-// the end of the split become zeros.
-DEVICE void load_tile(const Copier& copier, const elem* k, const elem* v, const int* page_table, u32 page_chunks, u32 first,
-                      int t) {
-    u32 stage = t % 2 * STAGE_BYTES;
-    int left = copier.left - t * BLOCK_N;
+// Where a thread takes part in copying tiles: always the same chunk, of every PASS_ROWS-th key.
+struct Copier {
+    u32 to;    // byte in a tile
+    u32 from;  // chunk in page 0 of the pools; in chunks of 16 bytes 32 bits reach 64 GiB
+    int end;   // of the split, seen from the thread's first key
+};
+
+DEVICE Copier new_copier(const Context& context, int head) {
+    int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    return {tile_address(0, row, chunk), u32(row * KEY_CHUNKS + head * CHUNKS + chunk), context.end - row};
+}
+
+// The block copies the keys or values of the tile that begins at `key`; zeros past the end of the split.
+DEVICE void load_tile(u32 tile, const elem* pool, const Context& context, const Copier& copier, int key) {
+    int left = copier.end - key;
 #pragma unroll
     for (int segment = 0; segment < BLOCK_N; segment += SEGMENT) {
-        u32 start = first + segment;
-        u32 page = segment < left ? __ldg(page_table + copier.table + start / PAGE_SIZE) : 0;
-        u32 at = page * page_chunks + start % PAGE_SIZE * KEY_CHUNKS + copier.from;
-        const elem* from_k = k + 8ull * at;
-        const elem* from_v = v + 8ull * at;
+        u32 start = key + segment;
+        u32 page = segment < left ? __ldg(context.page_table + context.table + start / PAGE_SIZE) : 0;
+        u32 at = page * context.page_chunks + start % PAGE_SIZE * KEY_CHUNKS + copier.from;
+        const elem* from = pool + 8ull * at;
 #pragma unroll
-        for (int i = 0; i < SEGMENT; i += PASS_ROWS) {
-            u32 to = stage + (segment + i) * ROW_BYTES;
-            cp_async16(copier.k + to, from_k + i * KEY_STRIDE, segment + i < left);
-            cp_async16(copier.v + to, from_v + i * KEY_STRIDE, segment + i < left);
-        }
+        for (int i = 0; i < SEGMENT; i += PASS_ROWS)
+            cp_async16(tile + copier.to + (segment + i) * ROW_BYTES, from + i * KEY_STRIDE, segment + i < left);
     }
 }
 
-// --- kernel
+DEVICE void mask_tail(Scores& s, int keys) {
+    int lane = threadIdx.x % WARP_SIZE;
+#pragma unroll
+    for (int n = 0; n < BLOCK_N / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (n * 8 + lane % 4 * 2 + i % 2 >= keys)
+#pragma unroll
+                for (int m = 0; m < M_TILES; ++m) s[m][n][i] = NEG_INF;
+}
+
+// Fold the keys of the split into the rows. The queries are on their way into shared memory; `k_tile` and what
+// follows it is free, and free again on return. Tiles of keys and of values have two stages each.
+DEVICE void attend_context(Rows& rows, const Context& context, int head, u32 q_lane, u32 k_tile, bool live,
+                           float scale_log2) {
+    int end = context.end;
+    u32 v_tile = k_tile + 2 * STAGE_BYTES;
+    u32 k_lane = lane_of_b(k_tile, 0), v_lane = lane_of_a(v_tile, 0);
+    Copier copier = new_copier(context, head);
+    auto load_k = [&](int key, int stage) { load_tile(k_tile + stage * STAGE_BYTES, context.k, context, copier, key); };
+    auto load_v = [&](int key, int stage) { load_tile(v_tile + stage * STAGE_BYTES, context.v, context, copier, key); };
+    int key = context.first;
+    if (key < end) load_k(key, 0);
+    cp_async_commit();
+    if (key + BLOCK_N < end) load_k(key + BLOCK_N, 1);
+    if (key < end) load_v(key, 0);
+    cp_async_commit();
+    Scores even, odd;
+    cp_async_wait<1>();
+    __syncthreads();  // queries and the first keys are there
+    if (live && key < end) {
+        score(even, q_lane, k_lane);
+        if (key + BLOCK_N > end) mask_tail(even, end - key);
+        raise(even, rows, scale_log2);
+    }
+    // A turn: the scores of the next tile beside the weights of this one, then the values of this one. What the
+    // weights are relative to is known before, so that the exponentials run while the tensor cores do.
+    auto turn = [&](int key, int stage, Scores& now, Scores& next) {
+        cp_async_wait<0>();
+        __syncthreads();  // next keys and these values are there; nobody reads these keys and former values any more
+        bool more = key + 2 * BLOCK_N < end;
+        if (more) load_k(key + 2 * BLOCK_N, stage);
+        load_v(key + BLOCK_N, 1 - stage);
+        cp_async_commit();
+        if (!live) return;
+        score(next, q_lane, k_lane + (1 - stage) * STAGE_BYTES);
+        soften(now, rows, scale_log2);
+        if (!more) mask_tail(next, end - key - BLOCK_N);
+        gather_values(now, rows, v_lane + stage * STAGE_BYTES);
+        raise(next, rows, scale_log2);
+    };
+    for (; key + 2 * BLOCK_N < end; key += 2 * BLOCK_N) {
+        turn(key, 0, even, odd);
+        turn(key + BLOCK_N, 1, odd, even);
+    }
+    auto last = [&](int stage, Scores& now) {
+        cp_async_wait<0>();
+        __syncthreads();  // the last values are there
+        if (!live) return;
+        soften(now, rows, scale_log2);
+        gather_values(now, rows, v_lane + stage * STAGE_BYTES);
+    };
+    if (key + BLOCK_N < end) {
+        turn(key, 0, even, odd);
+        last(1, odd);
+    } else if (key < end) {
+        last(0, even);
+    }
+    __syncthreads();  // nobody reads them any more
+}
 
 #if FUSED
 struct Beams {
@@ -167,6 +239,7 @@ DEVICE void attend_beams(Rows& rows, const Beams& beams, u32 q_lane, u32 k_tile,
         }
         cp_async_commit();
         mask_beams(s, first, keys, first_beam, first_row);
+        raise(s, rows, scale_log2);
         soften(s, rows, scale_log2);
         cp_async_wait<1>();
         __syncwarp();
@@ -176,19 +249,8 @@ DEVICE void attend_beams(Rows& rows, const Beams& beams, u32 q_lane, u32 k_tile,
 }
 #endif
 
-DEVICE void mask_tail(Scores& s, int keys) {
-    int lane = threadIdx.x % WARP_SIZE;
-#pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (n * 8 + lane % 4 * 2 + i % 2 >= keys)
-#pragma unroll
-                for (int m = 0; m < M_TILES; ++m) s[m][n][i] = NEG_INF;
-}
-
 // fp32 rows of one split, and their log-sum-exp.
-DEVICE void store_partial(const Rows& rows, float* part, float* lse, int first_row, int end_row, float scale_log2) {
+DEVICE void store_partial(const Rows& rows, float* part, float* lse, int first_row, int end_row) {
     int lane = threadIdx.x % WARP_SIZE;
 #pragma unroll
     for (int m = 0; m < M_TILES; ++m)
@@ -199,7 +261,7 @@ DEVICE void store_partial(const Rows& rows, float* part, float* lse, int first_r
             if (r >= end_row) continue;
             int at = r / GROUP * HEADS + r % GROUP;
             if (lane % 4 == 0)
-                lse[at] = sum == 0.0f ? NEG_INF : LN2 * (rows.max[m][half] * scale_log2 + log2_approx(sum));
+                lse[at] = sum == 0.0f ? NEG_INF : LN2 * (rows.top[m][half] + log2_approx(sum));
             float* to = part + (long long)at * HEAD_DIM + lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < HEAD_DIM / 8; ++n)
@@ -236,6 +298,8 @@ DEVICE void store_final(const Rows& rows, elem* out, elem* tile, int first_row, 
 }
 #endif
 
+// --- kernel
+
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #if FUSED
 grinf_decode_attention(
@@ -253,7 +317,8 @@ grinf_context_attention(
 #endif
 ) {
     extern __shared__ __align__(1024) elem shared[];
-    int b = blockIdx.z, head = blockIdx.y / splits, split = blockIdx.y % splits;
+    // Splits vary slowest: the blocks of a request that is not split come first and spread over all multiprocessors.
+    int batch = gridDim.z / splits, b = blockIdx.z % batch, split = blockIdx.z / batch, head = blockIdx.y;
     int length = context_len[b];
     int n = split_keys(length, splits, min_split);
     int first_key = split * n, end_key = min(first_key + n, length);
@@ -264,40 +329,15 @@ grinf_context_attention(
     if (whole ? split > 0 : first_key >= length) return;
 #endif
 
-    int warp = threadIdx.x / WARP_SIZE;
-    int warp_row = first_row + warp * WARP_ROWS;
+    int warp_row = first_row + threadIdx.x / WARP_SIZE * WARP_ROWS;
     bool live = warp_row < end_row;
-    const elem* queries = q + b * q_batch + head * GROUP * HEAD_DIM;
-    u32 q_tile = shared_address(shared);
-    u32 k_tile = q_tile + BLOCK_M * ROW_BYTES;
-    u32 v_tile = k_tile + 2 * STAGE_BYTES;
-    u32 q_lane = lane_of_a(q_tile, warp * WARP_ROWS);
-    u32 k_lane = lane_of_b(k_tile, 0);
-    u32 v_lane = lane_of_a(v_tile, 0);
-    int tiles = max(ceil_div(end_key - first_key, BLOCK_N), 0);
-    int copy_row = threadIdx.x / CHUNKS, copy_chunk = threadIdx.x % CHUNKS;
-    Copier copier = {tile_address(k_tile, copy_row, copy_chunk), tile_address(v_tile, copy_row, copy_chunk),
-                     (u32)(copy_row * KEY_CHUNKS + head * CHUNKS + copy_chunk), (u32)(b * table_width),
-                     end_key - first_key - copy_row};
-    load_queries(q_tile, queries, q_row, first_row, end_row);
-    if (tiles > 0) load_tile(copier, k, v, page_table, page_chunks, first_key, 0);
-    cp_async_commit();
+    u32 q_tile = shared_address(shared), k_tile = q_tile + BLOCK_M * ROW_BYTES;
+    u32 q_lane = lane_of_a(q_tile, warp_row - first_row);
+    Context context = {k, v, page_table, page_chunks, u32(b * table_width), first_key, end_key};
     Rows rows;
     clear(rows);
-    for (int t = 0; t < tiles; ++t) {
-        cp_async_wait<0>();
-        __syncthreads();  // tile t is there, and nobody reads tile t - 1 any more
-        if (t + 1 < tiles) load_tile(copier, k, v, page_table, page_chunks, first_key + (t + 1) * BLOCK_N, t + 1);
-        cp_async_commit();
-        if (!live) continue;
-        Scores s;
-        score(s, q_lane, k_lane + t % 2 * STAGE_BYTES);
-        if (t + 1 == tiles) mask_tail(s, end_key - first_key - t * BLOCK_N);
-        soften(s, rows, scale_log2);
-        gather_values(s, rows, v_lane + t % 2 * STAGE_BYTES);
-    }
-    cp_async_wait<0>();
-    __syncthreads();  // nobody reads the last tile any more
+    load_queries(q_tile, q + b * q_batch + head * GROUP * HEAD_DIM, q_row, first_row, end_row);
+    attend_context(rows, context, head, q_lane, k_tile, live, scale_log2);
     if (!live) return;
     long long row_of_request = (long long)b * beams_per_request * HEADS + head * GROUP;
 #if FUSED
@@ -305,13 +345,13 @@ grinf_context_attention(
         long long pool = slot[b] * slot_stride + head * HEAD_DIM;
         Beams beams = {k_beams + pool, v_beams + pool, step_stride, ancestor + (long long)b * steps * beams_per_request,
                        beams_per_request, width[b], step[b] + 1};
-        attend_beams(rows, beams, q_lane, k_tile, v_tile, warp_row, scale_log2);
+        attend_beams(rows, beams, q_lane, k_tile, k_tile + 2 * STAGE_BYTES, warp_row, scale_log2);
         finish(rows);
         store_final(rows, out + row_of_request * HEAD_DIM, shared, warp_row, end_row);
         return;
     }
 #endif
     finish(rows);
-    row_of_request += (long long)split * gridDim.z * beams_per_request * HEADS;
-    store_partial(rows, part + row_of_request * HEAD_DIM, part_lse + row_of_request, warp_row, end_row, scale_log2);
+    row_of_request += (long long)split * batch * beams_per_request * HEADS;
+    store_partial(rows, part + row_of_request * HEAD_DIM, part_lse + row_of_request, warp_row, end_row);
 }

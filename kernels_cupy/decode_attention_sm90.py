@@ -20,7 +20,7 @@ NEEDS: Final = Needs(sm_min=90, sm_max=90, head_dims=(64, 128), groups=(1, 2, 4,
 
 ROWS: Final = 128  # rows of a tile and keys of a context block
 TILES_IN_SHARED: Final = 7  # queries, own keys and values, two stages of context keys and of values
-CONTROL_BYTES: Final = 1024  # barriers, the tile at hand, the rows of its own keys
+CONTROL_BYTES: Final = 2048  # barriers, the tile at hand, the rows of its own keys
 MAX_SPLITS: Final = 16
 MIN_SPLIT_BLOCKS: Final = 2  # a shorter part costs more in the merge than it saves
 THREADS: Final = 384

@@ -11,7 +11,7 @@
 //
 // Kernels:
 //   grinf_add_rms_norm        grid (ceil(rows / (BLOCK / ROW_THREADS))), block BLOCK
-//   grinf_qk_norm_rope_write  grid (ceil(tokens / 8)), block 256: a warp a token
+//   grinf_qk_norm_rope_write  block 256: a warp takes 4 * 512 / HEAD_DIM heads of a token, a token ceil(heads / that)
 //   grinf_swiglu              grid (ceil(rows * FEATURES / 8 / (256 * 4))), block 256
 // Layouts:
 //   x, residual (or null), out, total (null where residual is) [rows, HIDDEN]; weight [HIDDEN]
@@ -40,6 +40,9 @@
 #define PACK 8  // elements of one 16-byte access
 #define BLOCK (ROW_THREADS > 256 ? ROW_THREADS : 256)
 #define UNROLL 4
+#ifndef ROUNDS
+#define ROUNDS 4  // heads that a lane takes part in
+#endif
 
 // --- device helpers
 
@@ -106,34 +109,38 @@ extern "C" __global__ void __launch_bounds__(256)
                              const int* position, elem* k_pool, elem* v_pool, const long long* pool_row, int tokens,
                              int q_heads, int kv_heads, int keep_k) {
     constexpr int HEAD_LANES = HEAD_DIM / 16, HEADS = WARP_SIZE / HEAD_LANES, HALF = HEAD_DIM / 2;
-    const int token = blockIdx.x * 8 + threadIdx.x / WARP_SIZE;
+    const int heads = q_heads + 2 * kv_heads, warps = ceil_div(heads, HEADS * ROUNDS);  // of a token
+    const int warp = (blockIdx.x * 256 + threadIdx.x) / WARP_SIZE, token = warp / warps;
     if (token >= tokens) return;
-    const int heads = q_heads + 2 * kv_heads, at = threadIdx.x % HEAD_LANES * PACK;
+    const int at = threadIdx.x % HEAD_LANES * PACK;
+    const int start = warp % warps * HEADS * ROUNDS + threadIdx.x % WARP_SIZE / HEAD_LANES;
+    elem* row = qkv + static_cast<size_t>(token) * heads * HEAD_DIM + at;
+    uint4 raw[ROUNDS][2];
+#pragma unroll
+    for (int r = 0; r < ROUNDS; ++r) {
+        const int head = min(start + r * HEADS, heads - 1);  // a head too many is read, not written
+        raw[r][0] = *reinterpret_cast<const uint4*>(row + head * HEAD_DIM);
+        raw[r][1] = *reinterpret_cast<const uint4*>(row + head * HEAD_DIM + HALF);
+    }
     const float* angles = cos_sin + static_cast<size_t>(position[token]) * HEAD_DIM + at;
-    const size_t pool_at = static_cast<size_t>(pool_row[token]) * kv_heads;
+    const size_t pool_at = static_cast<size_t>(pool_row[token]) * kv_heads * HEAD_DIM + at;
     float cosine[PACK], sine[PACK];
 #pragma unroll
     for (int j = 0; j < PACK; j += 4) {
         widen16<float>(load16(angles + j), cosine + j);
         widen16<float>(load16(angles + HALF + j), sine + j);
     }
-#pragma unroll 2
-    for (int first = 0; first < heads; first += HEADS) {
-        const int head = first + threadIdx.x % WARP_SIZE / HEAD_LANES;
-        const bool inside = head < heads, is_q = head < q_heads, is_v = head >= q_heads + kv_heads;
-        elem* from = qkv + (static_cast<size_t>(token) * heads + head) * HEAD_DIM + at;
-        uint4 raw_low = make_uint4(0, 0, 0, 0), raw_high = raw_low;
-        if (inside) {
-            raw_low = *reinterpret_cast<const uint4*>(from);
-            raw_high = *reinterpret_cast<const uint4*>(from + HALF);
-        }
+#pragma unroll
+    for (int r = 0; r < ROUNDS; ++r) {
+        const int head = start + r * HEADS;
+        const bool is_q = head < q_heads, is_v = head >= q_heads + kv_heads;
         float low[PACK], high[PACK], squares = 0.0f;
-        widen16<elem>(raw_low, low);
-        widen16<elem>(raw_high, high);
+        widen16<elem>(raw[r][0], low);
+        widen16<elem>(raw[r][1], high);
 #pragma unroll
         for (int j = 0; j < PACK; ++j) squares += low[j] * low[j] + high[j] * high[j];
         squares = warp_sum<HEAD_LANES>(squares);
-        if (!inside) continue;
+        if (head >= heads) continue;
         const elem* weight = is_q ? q_norm : k_norm;
         if (!is_v && weight != nullptr) {
             const float scale = rsqrtf(squares / HEAD_DIM + eps);
@@ -150,14 +157,16 @@ extern "C" __global__ void __launch_bounds__(256)
                 high[j] = high[j] * cosine[j] + low[j] * sine[j];
                 low[j] = turned;
             }
-            raw_low = narrow16<elem>(low), raw_high = narrow16<elem>(high);
+            raw[r][0] = narrow16<elem>(low), raw[r][1] = narrow16<elem>(high);
         }
-        if (is_q || (keep_k && !is_v)) store16(from, raw_low), store16(from + HALF, raw_high);
+        if (is_q || (keep_k && !is_v)) {
+            store16(row + head * HEAD_DIM, raw[r][0]);
+            store16(row + head * HEAD_DIM + HALF, raw[r][1]);
+        }
         if (!is_q) {
-            elem* pool = is_v ? v_pool : k_pool;
-            const size_t kv_head = pool_at + (head - q_heads) % kv_heads;
-            store16(pool + kv_head * HEAD_DIM + at, raw_low);
-            store16(pool + kv_head * HEAD_DIM + at + HALF, raw_high);
+            elem* to = (is_v ? v_pool : k_pool) + pool_at + (head - q_heads) % kv_heads * HEAD_DIM;
+            store16(to, raw[r][0]);
+            store16(to + HALF, raw[r][1]);
         }
     }
 }

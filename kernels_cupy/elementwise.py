@@ -13,6 +13,7 @@ NEEDS: Final = Needs(sm_min=80, head_dims=(64, 128))
 PACK: Final = 8  # elements of a 16-byte access
 BLOCK: Final = 256
 PACKS_PER_THREAD: Final = 4
+ROUNDS: Final = 4  # heads that a lane takes part in
 MAX_HIDDEN: Final = 1024 * PACK * PACKS_PER_THREAD
 NORM_ENTRY: Final = "grinf_add_rms_norm"
 ROPE_ENTRY: Final = "grinf_qk_norm_rope_write"
@@ -28,6 +29,12 @@ def row_threads(hidden: int) -> int:
 def norm_blocks(rows: int, hidden: int) -> int:
     """Blocks of a residual-and-norm."""
     return ceil_div(rows, max(1, BLOCK // row_threads(hidden)))
+
+
+def rope_blocks(tokens: int, heads: int, head_dim: int) -> int:
+    """Blocks of a q/k norm and rotation; 16 dimensions of a head make a lane, `heads` counts q, k and v."""
+    heads_per_warp = ROUNDS * 32 * 16 // head_dim
+    return ceil_div(tokens * ceil_div(heads, heads_per_warp), BLOCK // 32)
 
 
 INSTANCES: Final = (
@@ -66,7 +73,8 @@ def add_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float)
     threads = row_threads(hidden)
     defines = {"DTYPE": dtype_name(x.dtype), "HIDDEN": hidden, "ROW_THREADS": threads}
     args = (
-        ptr(x), ptr(residual), ptr(weight), ptr(out), 0 if residual is None else ptr(total), i32(rows), f32(eps),
+        ptr(x), ptr(residual), ptr(weight), ptr(out), 0 if residual is None else ptr(total),
+        i32(rows), f32(eps),
     )  # fmt: skip
     if rows:
         kernel(STEM, NORM_ENTRY, defines)((norm_blocks(rows, hidden),), (max(BLOCK, threads),), args)
@@ -104,7 +112,7 @@ def qk_norm_rope_write(
     )  # fmt: skip
     if tokens:
         defines = {"DTYPE": dtype_name(qkv.dtype), "HEAD_DIM": head_dim}
-        kernel(STEM, ROPE_ENTRY, defines)((ceil_div(tokens, BLOCK // 32),), (BLOCK,), args)
+        kernel(STEM, ROPE_ENTRY, defines)((rope_blocks(tokens, heads, head_dim),), (BLOCK,), args)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:

@@ -17,16 +17,16 @@ DEVICE void arrive(u64& bar) {
 
 // Arrive, and let the phase also wait for `bytes` of TMA copies.
 DEVICE void arrive_expecting(u64& bar, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&bar)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&bar)), "r"(bytes)
+                 : "memory");
 }
 
 // Wait for the end of the phase of this parity; a fresh barrier counts as past a phase of parity 1.
 DEVICE void wait(u64& bar, u32 parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(
-            shared_address(&bar)),
-        "r"(parity)
-        : "memory");
+    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n}" ::"r"(shared_address(&bar)),
+                 "r"(parity)
+                 : "memory");
 }
 
 // What this thread wrote to shared memory by ordinary stores becomes visible to wgmma and TMA.
@@ -36,11 +36,6 @@ DEVICE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "m
 template <int THREADS>
 DEVICE void sync_threads(int id) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
-
-template <int THREADS>
-DEVICE void arrive_threads(int id) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
 DEVICE void zero16(u32 to) { asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory"); }
@@ -59,11 +54,10 @@ struct alignas(64) TensorMap {
 
 // Copy the map's box at coordinates (x, y, z), innermost first; `full` counts its bytes.
 DEVICE void copy_box(u32 to, const TensorMap& map, int x, int y, int z, u64& full) {
-    asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(
-            to),
-        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&full))
-        : "memory");
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&full))
+                 : "memory");
 }
 
 // --- wgmma
@@ -71,9 +65,6 @@ DEVICE void copy_box(u32 to, const TensorMap& map, int x, int y, int z, u64& ful
 // Descriptor of an operand in swizzled panels: 8 rows take 1024 bytes; `leading` bytes lead from panel to panel where
 // an instruction spans several (columns are N), and mean nothing elsewhere.
 DEVICE u64 descriptor(u32 address, int leading) {
-#ifdef ALT_V
-    if (leading > 16) return (1ull << 62) | (u64(leading >> 4) << 32) | (64ull << 16) | (address >> 4);
-#endif
     return (1ull << 62) | (64ull << 32) | (u64(leading >> 4) << 16) | (address >> 4);
 }
 
@@ -84,11 +75,17 @@ DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int PENDING>
 DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
 
-// Keeps the compiler from using an accumulator before the wait that makes it valid; goes after that wait.
+// All of d is in registers here, as far as the compiler knows, and may have changed. After the wait for a wgmma it keeps
+// uses of the accumulator behind that wait.
 template <int N>
 DEVICE void pin(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int N>
+DEVICE void pin(int (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+r"(d[i])::"memory");
 }
 
 #if DTYPE == BF16

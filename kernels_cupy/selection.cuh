@@ -12,7 +12,6 @@
 //     leaf groups |  max  |  max  |  max  |  max  |        LEAF positions each
 //     groups      |      max      |      max      |        FAN leaf groups each
 
-#define FAN 32
 #define MAX_WIDTH 4096
 #define SELECT_THREADS 1024
 #define BIN_BITS 11
@@ -186,38 +185,56 @@ DEVICE void append_survivors(u64 candidate, u64* survivors, int* count) {
     if (candidate != 0) survivors[first + __popc(mask & ((1u << lane) - 1))] = candidate;
 }
 
-// Pick the `want` best leaf groups of a request, from the maxima of its n groups and of their leaf groups. A candidate
-// below `floor_key` cannot be among the best.
-DEVICE void pick_groups(const u32* group_key, const u32* leaf_key, u32 n, u32 want, int* picked, int* num_picked,
-                        u32* floor_key) {
+// Pick the leaf groups of a request that can hold one of its `want` best candidates, from the maxima of its n groups and of
+// their FAN leaf groups. A candidate below `floor_key` is not among the best.
+//
+// The least of the `want` best groups is such a floor, and mostly few leaf groups reach it. Where more than `room` do, or
+// where there are not that many groups, the best leaf groups are selected exactly.
+template <int FAN>
+DEVICE void pick_groups(const u32* group_key, const u32* leaf_key, u32 n, u32 want, u32 room, int* picked,
+                        int* num_picked, u32* floor_key) {
     __shared__ Scratch s;
     __shared__ u32 list[MAX_WIDTH];
     const bool all = n <= want;
-    if (threadIdx.x == 0) s.counter = 0;
+    const auto leaf = [&](u32 i) {
+        const u32 id = (all ? i / FAN : list[i / FAN]) * FAN + i % FAN;
+        return pack_candidate(leaf_key[id], id);
+    };
+    // Leaf groups at and above `least`; all are counted, the first `room` are picked.
+    const auto collect = [&](u64 least) {
+        if (threadIdx.x == 0) s.counter = 0;
+        __syncthreads();
+        for_each<SELECT_THREADS>(n * FAN, leaf, [&](u64 v) {
+            if (v < least) return;
+            const u32 at = atomicAdd(&s.counter, 1u);
+            if (at < room) picked[at] = candidate_position(v);
+        });
+        __syncthreads();
+        return s.counter;
+    };
+    u32 floor = 1, count = room + 1;
     if (!all) {
         const auto group = [&](u32 i) { return pack_candidate(group_key[i], i); };
         const Cut cut = kth_largest<SELECT_THREADS>(n, group, want, s);
+        if (threadIdx.x == 0) s.counter = 0;
+        __syncthreads();
         for_each<SELECT_THREADS>(n, group, [&](u64 v) {
             if (v >= cut.least) list[atomicAdd(&s.counter, 1u)] = candidate_position(v);
         });
         __syncthreads();
         n = s.counter;
         __syncthreads();
-        if (threadIdx.x == 0) s.counter = 0;
+        floor = cut.found >= want ? candidate_key(cut.least) : 1;
+        count = collect(static_cast<u64>(floor) << 32);
+    } else if (n * FAN <= want) {
+        count = collect(1);
     }
-    const auto leaf = [&](u32 i) {
-        const u32 id = (all ? i / FAN : list[i / FAN]) * FAN + i % FAN;
-        return pack_candidate(leaf_key[id], id);
-    };
-    const Cut cut = kth_largest<SELECT_THREADS>(n * FAN, leaf, want, s);
-    for_each<SELECT_THREADS>(n * FAN, leaf, [&](u64 v) {
-        if (v >= cut.least) picked[atomicAdd(&s.counter, 1u)] = candidate_position(v);
-    });
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        *num_picked = s.counter;
-        *floor_key = cut.found >= want ? candidate_key(cut.least) : 1;
+    if (count > room) {
+        const Cut cut = kth_largest<SELECT_THREADS>(n * FAN, leaf, want, s);
+        floor = cut.found >= want ? candidate_key(cut.least) : 1;
+        count = collect(cut.least);
     }
+    if (threadIdx.x == 0) *num_picked = count, *floor_key = floor;
 }
 
 // What a selection writes for one request; see grinf.ops.contracts.Selection.
@@ -230,31 +247,34 @@ struct Beams {
 };
 
 // Choose and sort the best of a request's n survivors, drop those below the margin, and write all `width` rows.
-// decode(position, parent, token, node) says what stands at a position. `best` is shared, a power of two >= want.
+// decode(position, parent, token, node) says what stands at a position. `best` is shared, `room` values, a power of two at
+// least twice `want`: most often all survivors fit, and sorting them is all there is to do.
 template <class Decode>
 DEVICE void finish_selection(const u64* survivors, u32 n, u32 want, float margin, u32 min_width, int width, u64* best,
-                             Beams out, Decode decode) {
+                             u32 room, Beams out, Decode decode) {
     __shared__ Scratch s;
-    if (threadIdx.x == 0) s.counter = 0;
     const auto survivor = [&](u32 i) { return survivors[i]; };
-    const Cut cut = kth_largest<SELECT_THREADS>(n, survivor, want, s);
-    u32 count = min(want, cut.found);
-    int size = 2;
-    while (size < count) size *= 2;
-    for (int i = count + threadIdx.x; i < size; i += SELECT_THREADS) best[i] = 0;
-    if (count > 0) {
-        for_each<SELECT_THREADS>(n, survivor, [&](u64 v) {
-            if (v >= cut.least) best[atomicAdd(&s.counter, 1u)] = v;
-        });
-    }
+    u64 least = 1;
+    if (n > room) least = kth_largest<SELECT_THREADS>(n, survivor, want, s).least;
+    if (threadIdx.x == 0) s.counter = 0;
+    __syncthreads();
+    for_each<SELECT_THREADS>(n, survivor, [&](u64 v) {
+        if (v >= least) best[atomicAdd(&s.counter, 1u)] = v;
+    });
+    __syncthreads();
+    const u32 found = s.counter;
+    u32 size = 2;
+    while (size < found) size *= 2;
+    for (u32 i = found + threadIdx.x; i < size; i += SELECT_THREADS) best[i] = 0;
     __syncthreads();
     sort_descending(best, size);
+    u32 count = min(want, found);
     if (count > 0 && margin < __int_as_float(0x7f800000)) {
-        const float least = __fsub_rn(key_score(candidate_key(best[0])), margin);
+        const float bottom = __fsub_rn(key_score(candidate_key(best[0])), margin);
         if (threadIdx.x == 0) s.counter = 0;
         __syncthreads();
         for (u32 i = threadIdx.x; i < count; i += SELECT_THREADS)
-            if (key_score(candidate_key(best[i])) >= least) atomicAdd(&s.counter, 1u);
+            if (key_score(candidate_key(best[i])) >= bottom) atomicAdd(&s.counter, 1u);
         __syncthreads();
         count = max(s.counter, min(min_width, count));
     }

@@ -1,4 +1,4 @@
-"""What both searches share on the host: what they read and return, field by field as in `grinf.ops.contracts`."""
+"""What both searches share on the host: what they read and return, named as in `grinf.ops.contracts`."""
 
 import math
 from collections.abc import Mapping
@@ -8,8 +8,9 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from kernels_cupy.loader import ptr
+
 MAX_WIDTH: Final = 4096
-FAN: Final = 32  # leaf groups of a group
 SELECT_THREADS: Final = 1024
 SCAN_THREADS: Final = 256
 RESCAN_LEAVES: Final = 8  # leaf groups that a block of a rescan looks at
@@ -51,7 +52,8 @@ class Limits(NamedTuple):
     width: int
 
 
-class Beams(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Beams:
     """The fields of `contracts.Selection`."""
 
     score: Tensor
@@ -59,6 +61,10 @@ class Beams(NamedTuple):
     token: Tensor
     node: Tensor
     count: Tensor
+
+    def pointers(self) -> tuple[int, ...]:
+        """Addresses in the order of the fields."""
+        return tuple(map(ptr, (self.score, self.parent, self.token, self.node, self.count)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +97,14 @@ def new_beams(batch: int, width: int, device: torch.device) -> Beams:
     return Beams(score, parent, token, node, torch.empty(batch, dtype=torch.int32, device=device))
 
 
-def sort_bytes(width: int) -> int:
-    """Shared memory in which `width` candidates are sorted."""
-    return 8 * max(2, 1 << (width - 1).bit_length())
+def max_picked(width: int) -> int:
+    """Leaf groups that are looked at again at most; `width` would do, and most often a few more save a selection."""
+    return 2 * width
+
+
+def sort_room(width: int) -> int:
+    """Candidates that are sorted in shared memory, 8 bytes each: a power of two, twice the beams at least."""
+    return 2 << (width - 1).bit_length()
 
 
 def check_widths(logits: Tensor, path: Path, limits: Limits) -> None:

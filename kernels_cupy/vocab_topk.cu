@@ -13,17 +13,17 @@
 //   grinf_row_logsumexp      grid (rows), block ROW_THREADS
 //   grinf_group_columns      grid (W, B), block ROW_THREADS, dynamic shared memory: 4 bytes a tile, for MODE TOPK also
 //                            8 * LIST bytes. MODE: GIVEN (log_z is read), FULL or TOPK (log_z is written)
-//   grinf_pick_groups        grid (B), block 1024: the K best tiles, and a floor below which no candidate counts
-//   grinf_rescan_columns     grid (ceil(K / 8), B), block 256: the candidates of those tiles above the floor
-//   grinf_finish_selection   grid (B), block 1024, 8 bytes of dynamic shared memory per beam (K to a power of two)
+//   grinf_pick_groups        grid (B), block 1024: the tiles that matter, and a floor below which no candidate does
+//   grinf_rescan_columns     grid (ceil(P / 8), B), block 256: the candidates of those tiles above the floor
+//   grinf_finish_selection   grid (B), block 1024, dynamic shared memory of `room` candidates of 8 bytes
 //
 // Layouts:
 //   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, column) that counts; null: all)
 //   slot, next_width, score_k, min_width int32 [B]; margin float [B]
 //   pool_cum float [slots + 1, pool_width]; pool_width_of int32 [slots + 1] (live beams)
-// Workspace, G groups of 32 tiles a row (tiles past the row's end have key 0):
-//   group_key u32 [B, W, G]; tile_key u32 [B, W, G, 32]; picked int32 [B, K]; num_picked int32 [B]; floor_key u32 [B]
-//   survivors u64 [B, K * 128]; num_survivors int32 [B]
+// Workspace, for G groups of 32 tiles a row (tiles past its end have key 0) and P tiles that are looked at again:
+//   group_key u32 [B, W, G]; tile_key u32 [B, W, G, 32]; picked int32 [B, P]; num_picked int32 [B]; floor_key u32 [B]
+//   survivors u64 [B, P * 128]; num_survivors int32 [B]
 // A position is row * columns + column, below 2^32.
 //
 // Constants: DTYPE, type of the logits; ALIGNED, 1 where every row starts at a multiple of 16 bytes; ROW_THREADS; MODE.
@@ -46,7 +46,8 @@
 #define MODE FULL
 #endif
 
-#define TILE 128
+#define TILE 128  // columns of a leaf group
+#define FAN 32    // tiles of a group
 #define PACK (16 / static_cast<int>(sizeof(elem)))  // columns of one 16-byte load
 #define LANES (TILE / PACK)                         // lanes that hold a tile
 #define UNROLL 4
@@ -255,23 +256,23 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1024 / ROW_THREADS)
 
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     grinf_pick_groups(const int* slot, const int* pool_width_of, int rows, int groups, const u32* group_key,
-                      const u32* tile_key, const int* next_width, int width, int* picked, int* num_picked,
+                      const u32* tile_key, const int* next_width, int max_picked, int* picked, int* num_picked,
                       u32* floor_key) {
     const int b = blockIdx.x;
     const size_t row = static_cast<size_t>(b) * rows * groups;
-    pick_groups(group_key + row, tile_key + row * FAN, min(pool_width_of[slot[b]], rows) * groups, next_width[b],
-                picked + static_cast<size_t>(b) * width, num_picked + b, floor_key + b);
+    pick_groups<FAN>(group_key + row, tile_key + row * FAN, min(pool_width_of[slot[b]], rows) * groups, next_width[b],
+                     max_picked, picked + static_cast<size_t>(b) * max_picked, num_picked + b, floor_key + b);
 }
 
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     grinf_rescan_columns(const elem* logits, int rows, int columns, int groups, const int* slot,
                          const float* pool_cum, int pool_width, const float* log_z, const u64* cut,
-                         const int* picked, const int* num_picked, const u32* floor_key, int width, u64* survivors,
+                         const int* picked, const int* num_picked, const u32* floor_key, int max_picked, u64* survivors,
                          int* num_survivors) {
     const int b = blockIdx.y, lane = threadIdx.x % WARP_SIZE;
     const int pick = (blockIdx.x * SCAN_THREADS + threadIdx.x) / WARP_SIZE;
     if (pick >= num_picked[b]) return;
-    const int tile = picked[static_cast<size_t>(b) * width + pick];
+    const int tile = picked[static_cast<size_t>(b) * max_picked + pick];
     const int w = tile / (groups * FAN), start = tile % (groups * FAN) * TILE;
     const size_t at = static_cast<size_t>(b) * rows + w;
     const float z = log_z[at], cum = pool_cum[static_cast<size_t>(slot[b]) * pool_width + w];
@@ -284,20 +285,20 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
             if (key >= floor_key[b] && logit_candidate(logit, column) >= least)
                 candidate = pack_candidate(key, static_cast<u32>(w) * columns + column);
         }
-        append_survivors(candidate, survivors + static_cast<size_t>(b) * width * TILE, num_survivors + b);
+        append_survivors(candidate, survivors + static_cast<size_t>(b) * max_picked * TILE, num_survivors + b);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     grinf_finish_selection(const u64* survivors, const int* num_survivors, const int* next_width,
-                           const float* margin, const int* min_width, int columns, int width, float* out_score,
-                           int* out_parent, int* out_token, int* out_node, int* out_count) {
+                           const float* margin, const int* min_width, int columns, int width, int max_picked, int room,
+                           float* out_score, int* out_parent, int* out_token, int* out_node, int* out_count) {
     extern __shared__ __align__(16) unsigned char smem[];
     const int b = blockIdx.x;
     const size_t row = static_cast<size_t>(b) * width;
     const Beams out = {out_score + row, out_parent + row, out_token + row, out_node + row, out_count + b};
-    finish_selection(survivors + row * TILE, num_survivors[b], next_width[b], margin[b], min_width[b], width,
-                     reinterpret_cast<u64*>(smem), out, [&](u32 position, int& parent, int& token, int&) {
+    finish_selection(survivors + static_cast<size_t>(b) * max_picked * TILE, num_survivors[b], next_width[b], margin[b],
+                     min_width[b], width, reinterpret_cast<u64*>(smem), room, out, [&](u32 position, int& parent, int& token, int&) {
                          parent = position / static_cast<u32>(columns), token = position % static_cast<u32>(columns);
                      });
 }

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kernels_cupy.loader import Instance, Needs, ceil_div, dtype_name, i32, kernel, ptr
 from kernels_cupy.selection import (
-    FAN,
     RESCAN_LEAVES,
     SCAN_THREADS,
     SELECT_THREADS,
@@ -18,13 +17,15 @@ from kernels_cupy.selection import (
     Shapes,
     allocate,
     check_widths,
+    max_picked,
     new_beams,
-    sort_bytes,
+    sort_room,
 )
 
 STEM: Final = "vocab_topk"
 NEEDS: Final = Needs(sm_min=80, dtypes=("bfloat16", "float16", "float32"))
 TILE: Final = 128  # columns of a leaf group
+FAN: Final = 32  # leaf groups of a group
 LIST: Final = 8192  # candidates of a row that `topk` scores select in shared memory
 SCORES: Final = ("vocab", "topk")
 INSTANCES: Final = tuple(
@@ -64,10 +65,10 @@ def workspace(batch: int, rows: int, width: int, columns: int) -> Shapes:
         "cut": (torch.int64, (batch, rows)),
         "group_key": (torch.int32, (batch, rows, groups)),
         "tile_key": (torch.int32, (batch, rows, groups, FAN)),
-        "picked": (torch.int32, (batch, width)),
+        "picked": (torch.int32, (batch, max_picked(width))),
         "num_picked": (torch.int32, (batch,)),
         "floor_key": (torch.int32, (batch,)),
-        "survivors": (torch.int64, (batch, width * TILE)),
+        "survivors": (torch.int64, (batch, max_picked(width), TILE)),
         "num_survivors": (torch.int32, (batch,)),
     }
 
@@ -115,7 +116,8 @@ def select_and_normalise(
     work = allocate(workspace(batch, rows, limits.width, columns), logits.device)
     log_z = work.tensors["log_z"] if log_z is None else log_z
     cut = work["cut"] if score == "topk" else 0
-    groups, width, pool_width = i32(row_groups(columns)), i32(limits.width), i32(path.cum.shape[1])
+    groups, pool_width, room = i32(row_groups(columns)), i32(path.cum.shape[1]), sort_room(limits.width)
+    width, picked = limits.width, max_picked(limits.width)
 
     def launch(entry: str, grid: tuple[int, ...], threads: int, *args: Any, smem_bytes: int = 0) -> None:
         kernel(STEM, entry, defines, smem_bytes)(grid, (threads,), args)
@@ -129,18 +131,20 @@ def select_and_normalise(
     launch(
         "grinf_pick_groups", (batch,), SELECT_THREADS,
         ptr(path.slot), ptr(path.width), i32(rows), groups, work["group_key"], work["tile_key"],
-        ptr(limits.next_width), width, work["picked"], work["num_picked"], work["floor_key"],
+        ptr(limits.next_width), i32(picked), work["picked"], work["num_picked"], work["floor_key"],
     )  # fmt: skip
     launch(
-        "grinf_rescan_columns", (ceil_div(limits.width, RESCAN_LEAVES), batch), SCAN_THREADS,
-        ptr(logits), i32(rows), i32(columns), groups, ptr(path.slot), ptr(path.cum), pool_width, ptr(log_z), cut,
-        work["picked"], work["num_picked"], work["floor_key"], width, work["survivors"], work["num_survivors"],
+        "grinf_rescan_columns", (ceil_div(picked, RESCAN_LEAVES), batch), SCAN_THREADS,
+        ptr(logits), i32(rows), i32(columns), groups, ptr(path.slot), ptr(path.cum), pool_width,
+        ptr(log_z), cut, work["picked"], work["num_picked"], work["floor_key"], i32(picked),
+        work["survivors"], work["num_survivors"],
     )  # fmt: skip
-    out = new_beams(batch, limits.width, logits.device)
+    out = new_beams(batch, width, logits.device)
     launch(
         "grinf_finish_selection", (batch,), SELECT_THREADS,
-        work["survivors"], work["num_survivors"], ptr(limits.next_width), ptr(limits.margin), ptr(limits.min_width),
-        i32(columns), width, *map(ptr, out), smem_bytes=sort_bytes(limits.width),
+        work["survivors"], work["num_survivors"],
+        ptr(limits.next_width), ptr(limits.margin), ptr(limits.min_width),
+        i32(columns), i32(width), i32(picked), i32(room), *out.pointers(), smem_bytes=8 * room,
     )  # fmt: skip
     return out, log_z
 

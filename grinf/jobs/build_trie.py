@@ -133,8 +133,9 @@ def _contents(sources: Sequence[Source]) -> list[tuple[int, str]]:
 
 def _build(plan: Plan, reader: ItemReader, on_progress: OnProgress) -> Trie:
     settings, total = plan.settings, sum(source.rows for source in plan.sources)
+    memory_limit = settings.memory_limit or DEFAULT_MEMORY_LIMIT
     with working_folder(plan.output) as folder:
-        rows = RowStore(folder)
+        rows = RowStore(folder, memory_limit)
         for path in plan.files:
             for batch in reader.read(path):
                 rows.add(batch)
@@ -145,7 +146,7 @@ def _build(plan: Plan, reader: ItemReader, on_progress: OnProgress) -> Trie:
             rows,
             layout,
             folder,
-            memory_limit=settings.memory_limit or DEFAULT_MEMORY_LIMIT,
+            memory_limit=memory_limit,
             on_conflict=settings.on_item_conflict,
             make_tokens=_token_maker(settings, layout),
             provenance=Provenance(plan.sources, plan.fingerprint, reader.rows_read, dropped),

@@ -188,8 +188,12 @@ class ItemReader:
             keep = fault == Fault.NONE
             codes, ids = codes[keep], ids.filter(pa.array(keep))
             weights = None if weights is None else weights[keep]
-        self._note_depths(codes, fault, path, first_row, batch)
-        return ItemRows(codes.astype(np.int32), ids, weights)
+        rows = ItemRows(codes.astype(np.int32), ids, weights)
+        depth = rows.depth()
+        for levels in set(np.flatnonzero(np.bincount(depth)).tolist()) - self.first_of_depth.keys():
+            row = int(np.flatnonzero(fault == Fault.NONE)[np.argmax(depth == levels)])
+            self.first_of_depth[levels] = describe(path, first_row, row, batch, columns)
+        return rows
 
     def _check_codes(self, codes: np.ndarray, fault: np.ndarray) -> np.ndarray:
         """Mark codes that are out of place or out of range; return the codes without level offsets."""
@@ -208,16 +212,6 @@ class ItemReader:
         is_out = is_code & ((codes < 0) | (codes >= sizes))
         fault[(fault == Fault.NONE) & is_out.any(1)] = Fault.BAD_CODE
         return codes
-
-    def _note_depths(
-        self, codes: np.ndarray, fault: np.ndarray, path: Path, first_row: int, batch: pa.RecordBatch
-    ) -> None:
-        """Keep the first row of every depth, to name it if depths turn out to differ."""
-        depth = (codes >= 0).sum(1)
-        kept = np.flatnonzero(fault == Fault.NONE)
-        for levels in set(np.unique(depth).tolist()) - self.first_of_depth.keys():
-            row = int(kept[np.argmax(depth == levels)])
-            self.first_of_depth[levels] = describe(path, first_row, row, batch, self.columns)
 
     def _read_ids(self, column: pa.Array) -> pa.Array:
         """Item ids as int64 or large_string.

@@ -177,23 +177,19 @@ def _read_lists(lists: pa.Array) -> ReadSids:
     """Read lists of integers. Null lists have length 0 here and no values, so that no row shifts another."""
     depth = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
     values = pc.list_flatten(lists)
-    is_null = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None
-    flat = pc.fill_null(values, 0).cast(pa.int64(), safe=False).to_numpy()
-    deepest = min(int(depth.max(initial=1)) or 1, MAX_LEVELS)
-    fault = np.zeros(len(depth), np.uint8)
-    if len(flat) == len(depth) * deepest and depth.min(initial=deepest) == deepest:
+    flat = (pc.fill_null(values, 0) if values.null_count else values).cast(pa.int64(), safe=False).to_numpy()
+    deepest = min(max(int(depth.max(initial=1)), 1), MAX_LEVELS)
+    row = np.repeat(np.arange(len(depth)), depth)
+    if depth.min(initial=deepest) == depth.max(initial=deepest) == deepest:
         codes = flat.reshape(-1, deepest)
-        out = (codes < 0) | (codes > MAX_CODE)
-        fault[out.any(1)] = Fault.BAD_CODE
     else:
-        row = np.repeat(np.arange(len(depth)), depth)
         level = np.arange(len(flat)) - np.repeat(np.cumsum(depth) - depth, depth)
-        codes = np.full((len(depth), deepest), -1, np.int64)
         fits = level < deepest
+        codes = np.full((len(depth), deepest), -1, np.int64)
         codes[row[fits], level[fits]] = flat[fits]
-        fault[row[(flat < 0) | (flat > MAX_CODE)]] = Fault.BAD_CODE
-    if is_null is not None:
-        fault[np.repeat(np.arange(len(depth)), depth)[is_null]] = Fault.NULL_CODE
+    fault = np.zeros(len(depth), np.uint8)
+    fault[row[(flat < 0) | (flat > MAX_CODE)]] = Fault.BAD_CODE
+    fault[row[values.is_null().to_numpy(zero_copy_only=False)]] = Fault.NULL_CODE
     fault[depth > MAX_LEVELS] = Fault.TOO_DEEP
     fault[depth == 0] = Fault.NO_CODES
     fault[lists.is_null().to_numpy(zero_copy_only=False)] = Fault.NULL_SID

@@ -34,9 +34,10 @@ class BeamPath:
 
     def start(self, slot: Tensor) -> None:
         """Give each request of int32 [B] one beam at the root: what a prefill searches from."""
-        self.cum[slot, 0] = 0.0
-        self.node[slot, 0] = 0
-        self.width[slot] = (slot != self.scratch_slot).to(torch.int32)
+        rows = slot.long()
+        self.cum[:, 0].index_fill_(0, rows, 0.0)
+        self.node[:, 0].index_fill_(0, rows, 0)
+        self.width.index_copy_(0, rows, (slot != self.scratch_slot).to(torch.int32))
 
     def tokens_at(self, slot: Tensor, step: Tensor, width: int) -> Tensor:
         """Tokens that decode step `step` [B] feeds, int32 [B, width]."""

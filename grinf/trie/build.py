@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ MakeTokens = Callable[[Sequence[np.ndarray]], TokenMapping]
 
 DEFAULT_MEMORY_LIMIT = 4 << 30
 RUN_SHARE = 6
-"""Memory limit over the bytes of a sorted run: sorting takes about four times the run."""
+"""Memory limit over the bytes of a run: sorting takes about four times the run, with a spool or two beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,12 @@ class ItemRows:
     codes: np.ndarray
     ids: pa.Array
     weights: np.ndarray | None = None
+
+    def depth(self) -> np.ndarray:
+        """Codes of each row's SID, int64 [n]."""
+        if self.codes[:, -1].min(initial=0) >= 0:
+            return np.full(len(self.codes), self.codes.shape[1])
+        return (self.codes >= 0).sum(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +86,20 @@ class RowStore:
         largest: Largest code of each level, by number of codes.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, memory_limit: int = DEFAULT_MEMORY_LIMIT) -> None:
         self.rows_of_depth: dict[int, int] = {}
         self.largest: dict[int, np.ndarray] = {}
-        self._spool = Spool(folder / "rows")
+        self._spool = Spool(folder / "rows", memory_limit // RUN_SHARE)
 
     def add(self, rows: ItemRows) -> None:
         """Take rows, at least one."""
-        present = rows.codes >= 0
-        depth = np.full(len(present), present.shape[1]) if present.all() else present.sum(1)
-        for levels in np.unique(depth).tolist():
+        depth, is_code = rows.depth(), rows.codes >= 0
+        for levels in np.flatnonzero(np.bincount(depth)).tolist():
             of_depth = rows.codes[depth == levels, :levels]
             self.rows_of_depth[levels] = self.rows_of_depth.get(levels, 0) + len(of_depth)
             self.largest[levels] = np.maximum(self.largest.get(levels, 0), of_depth.max(0))
         offsets = pa.array(np.append(0, np.cumsum(depth)), pa.int32())
-        columns = {"sid": pa.ListArray.from_arrays(offsets, rows.codes[present]), "id": rows.ids}
+        columns = {"sid": pa.ListArray.from_arrays(offsets, rows.codes[is_code]), "id": rows.ids}
         if rows.weights is not None:
             columns["weight"] = pa.array(rows.weights)
         self._spool.append(pa.record_batch(columns))
@@ -161,23 +167,23 @@ def build_trie(
     packing = SidPacking(layout.codebook_sizes, ends)
     run_bytes = memory_limit // RUN_SHARE
     by_sid = ExternalSort(
-        folder / "by-sid", packing.columns[0], lambda few: sid_order(few, packing), run_bytes
+        folder / "by-sid", packing.columns[0], partial(sid_order, packing=packing), run_bytes
     )
     by_item = ExternalSort(folder / "by-item", "id", item_order, run_bytes)
-    in_order = Spool(folder / "in-order")
+    in_order = Spool(folder / "in-order", run_bytes)
+    total = done = 0
     for codes, others in rows.drain(len(layout.codebook_sizes), short=layout.end_token is not None):
-        by_sid.add(
-            pa.record_batch(packing.pack(codes) | {name: others[name] for name in others.schema.names})
-        )
-    total = 0
-    for piece in by_sid.drain():
-        in_order.append(piece)
-        by_item.add(piece.append_column("row", pa.array(np.arange(total, total + piece.num_rows))))
-        total += piece.num_rows
-        on_progress("sort", total, None)
+        columns = packing.pack(codes) | {name: others[name] for name in others.schema.names}
+        by_sid.add(pa.record_batch(columns))
+        total += len(codes)
     if total == 0:
         raise DataError("the catalogue is empty", "no row has an item and a SID")
-    index = index_items(by_item.drain(), packing, folder, on_conflict)
+    for piece in by_sid.drain():
+        in_order.append(piece)
+        by_item.add(piece.append_column("row", pa.array(np.arange(done, done + piece.num_rows))))
+        done += piece.num_rows
+        on_progress("sort", done, total)
+    index = index_items(by_item.drain(), packing, folder, run_bytes, on_conflict)
     num_items = total - len(index.dropped)
     parts = [index.write_order(folder, num_items)]
     levels, items = _write_levels(in_order, packing, index, num_items, folder, on_progress)

@@ -64,7 +64,11 @@ def item_order(rows: pa.RecordBatch) -> np.ndarray:
 
 
 def index_items(
-    pieces: Iterator[pa.RecordBatch], packing: SidPacking, folder: Path, on_conflict: OnItemConflict
+    pieces: Iterator[pa.RecordBatch],
+    packing: SidPacking,
+    folder: Path,
+    max_bytes: int,
+    on_conflict: OnItemConflict,
 ) -> ItemIndex:
     """Rank rows by item, and decide which ones leave.
 
@@ -72,13 +76,14 @@ def index_items(
         pieces: Rows by item id, then by place in the SID order, which is their `row`; no id is split.
         packing: Layout of the SIDs.
         folder: Working folder.
+        max_bytes: What the ranks may take in memory.
         on_conflict: An item on several SIDs: refuse it, keep its SID of largest weight (of equal ones the
             smallest), or keep all.
 
     Raises:
         DataError: An item on several SIDs, where that is refused.
     """
-    index = ItemIndex(Spool(folder / "ranked"))
+    index = ItemIndex(Spool(folder / "ranked", max_bytes))
     dropped, examples = [index.dropped], list[str]()
     for piece in pieces:
         index.ranked.append(piece.select(["row"]))

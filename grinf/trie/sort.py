@@ -39,32 +39,41 @@ def stable_argsort(values: np.ndarray) -> np.ndarray:
 
 
 class Spool:
-    """Record batches of one schema, kept in a file in the order given."""
+    """Record batches of one schema in the order given: in memory while they are few, else in a file."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self._path, self._room = path, max_bytes
+        self._held: list[pa.RecordBatch] = []
         self._writer: pa.RecordBatchStreamWriter | None = None
 
     def append(self, rows: pa.RecordBatch) -> None:
         """Add rows at the end."""
-        self._writer = self._writer or pa.ipc.new_stream(str(self._path), rows.schema)
-        for start in range(0, rows.num_rows, BLOCK_ROWS):
-            self._writer.write_batch(rows.slice(start, BLOCK_ROWS))
+        self._held.append(rows)
+        self._room -= rows.nbytes
+        if self._room < 0:
+            self._writer = self._writer or pa.ipc.new_stream(str(self._path), rows.schema)
+            for batch in self._held:
+                for start in range(0, batch.num_rows, BLOCK_ROWS):
+                    self._writer.write_batch(batch.slice(start, BLOCK_ROWS))
+            self._held.clear()
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in blocks, and drop the file."""
+        """Yield the rows once, in blocks, and let go of each."""
         if self._writer is not None:
             self._writer.close()
             with pa.OSFile(str(self._path)) as source, pa.ipc.open_stream(source) as stream:
                 yield from stream
             self._path.unlink()
+        self._held.reverse()
+        while self._held:
+            yield self._held.pop()
 
 
 class ExternalSort:
     """Rows sorted by a total order that one column leads.
 
     Args:
-        folder: Where runs go.
+        folder: Where runs go; the last one stays in memory.
         key: Name of the leading column.
         order: Takes rows, gives their order, int64 [n], stable.
         max_bytes: Bytes of a run; sorting it takes about four times as much.
@@ -75,39 +84,41 @@ class ExternalSort:
     ) -> None:
         self._folder, self._key, self._order, self._max_bytes = folder, key, order, max_bytes
         self._unsorted: list[pa.RecordBatch] = []
-        self._runs: list[Spool] = []
+        self._runs: list[Iterator[pa.RecordBatch]] = []
         folder.mkdir()
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Take rows in any order."""
         self._unsorted += [rows] * (rows.num_rows > 0)
         if sum(batch.nbytes for batch in self._unsorted) >= self._max_bytes:
-            self._end_run()
+            run = Spool(self._folder / f"run-{len(self._runs)}", max_bytes=0)
+            run.append(self._sort(self._unsorted))
+            self._runs.append(run.drain())
 
     def drain(self) -> Iterator[pa.RecordBatch]:
         """Yield all rows once in order, in pieces that never split rows of equal key."""
         if self._unsorted:
-            self._end_run()
-        heads = [_Head(run.drain(), self._key) for run in self._runs]
+            last = self._sort(self._unsorted)
+            starts = range(0, last.num_rows, BLOCK_ROWS)
+            self._runs.append(last.slice(start, BLOCK_ROWS) for start in starts)
+        merge = self._sort if len(self._runs) > 1 else pa.concat_batches
+        heads = [_Head(run, self._key) for run in self._runs]
         while unfinished := [head for head in heads if not head.is_last]:
             bound = min(head.reach for head in unfinished)  # Below it, every run's rows are at hand.
-            yield from self._in_order([head.take_below(bound) for head in heads])
+            piece = merge([head.take_below(bound) for head in heads])
+            if piece.num_rows:
+                yield piece
             for head in unfinished:
                 if head.reach == bound:
                     head.refill()
-        yield from self._in_order([head.rows for head in heads])
+        if heads:
+            yield merge([head.rows for head in heads])
 
-    def _end_run(self) -> None:
-        self._runs.append(Spool(self._folder / f"run-{len(self._runs)}"))
-        rows, self._unsorted = self._unsorted, []
-        for piece in self._in_order(rows):
-            self._runs[-1].append(piece)
-
-    def _in_order(self, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if any(batch.num_rows for batch in batches):
-            rows = pa.concat_batches(batches)
-            batches.clear()
-            yield rows.take(pa.array(self._order(rows)))
+    def _sort(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+        """Sort batches together, and let go of them."""
+        rows = pa.concat_batches(batches)
+        batches.clear()
+        return rows.take(pa.array(self._order(rows)))
 
 
 class _Head:

@@ -190,7 +190,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         return Manifest.from_json(described)
     except ValueError as error:
-        raise TrieFileError(f"the manifest of {path} cannot be read", str(error), REBUILD) from error
+        raise TrieFileError(f"the manifest of {path} is of another kind", "", REBUILD) from error
 
 
 def damaged_tensors(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> list[str]:

@@ -152,7 +152,9 @@ def make_problem(
         column=torch.from_numpy(places.astype(np.int32)) if mapped else None,
         token=torch.from_numpy((7 + np.arange(codes * catalogue.levels)).reshape(-1, codes).astype(np.int32)),
         end_code=torch.tensor([-1] + [catalogue.end_code] * (catalogue.levels - 1), dtype=torch.int32),
-        live=torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32)) if filtered else None,
+        live=torch.from_numpy(np.packbits(padded, axis=1, bitorder="little").view(np.int32))
+        if filtered
+        else None,
         view=torch.tensor(rng.integers(0, 2, len(levels)), dtype=torch.int32) if filtered else None,
         capacity=max(catalogue.capacity(level, live) for level, live in zip(levels, widths, strict=True)),
     )
@@ -168,4 +170,8 @@ def to_device(value: object, device: torch.device | str) -> object:
     if isinstance(value, Tensor):
         return value.to(device)
     fields = getattr(value, "__dataclass_fields__", None)
-    return value if fields is None else replace(value, **{f: to_device(getattr(value, f), device) for f in fields})
+    return (
+        value
+        if fields is None
+        else replace(value, **{f: to_device(getattr(value, f), device) for f in fields})
+    )

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 DEVICE = "cuda"
 FIELDS = ("score", "parent", "token", "node", "count")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-LSE_TOLERANCE = {"rtol": 1e-6, "atol": 3e-6}
+LSE_TOLERANCE = {"rtol": 5e-6, "atol": 5e-6}  # fp32 sums in two orders
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def live_rows(path: contracts.PathView) -> Tensor:
 
 
 def check_constrained(problem: cases.Problem, score: str, monkeypatch: pytest.MonkeyPatch) -> Beams:
-    """Compare with the reference; its own normaliser first, then its selection under the kernel's normaliser."""
+    """Compare with the reference under the kernel's normaliser, and that normaliser with the reference's."""
     p: Any = cases.to_device(problem, DEVICE)
     given = p.log_z if score == "given" else None
     with poisoned():
@@ -71,7 +71,9 @@ def check_constrained(problem: cases.Problem, score: str, monkeypatch: pytest.Mo
 
 SCORES = ("given", "children", "topk")
 SMALL = cases.build_catalogue(cases.random_sids(np.random.default_rng(1), 3000, (40, 30, 50)))
-SHORT = cases.build_catalogue(cases.random_sids(np.random.default_rng(2), 3000, (40, 30, 50, 9), 50), end_code=50)
+SHORT = cases.build_catalogue(
+    cases.random_sids(np.random.default_rng(2), 3000, (40, 30, 50, 9), 50), end_code=50
+)
 DEEP = cases.build_catalogue(cases.random_sids(np.random.default_rng(3), 5000, (6,) * 8))
 WIDE = cases.build_catalogue(np.stack(np.divmod(np.arange(3 * 8192), 8192), 1))
 SPARSE = cases.build_catalogue(np.stack([np.arange(5000), np.arange(5000) % 7], 1))
@@ -92,7 +94,9 @@ def test_mixed_levels_widths_and_padding(
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("level", range(4))
 def test_ended_beams_hand_their_score_on(score: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = cases.make_problem(SHORT, (level,) * 2, (1 if level == 0 else 200,) * 2, (150, 900), filtered=True)
+    problem = cases.make_problem(
+        SHORT, (level,) * 2, (1 if level == 0 else 200,) * 2, (150, 900), filtered=True
+    )
     check_constrained(problem, score, monkeypatch)
 
 
@@ -223,7 +227,7 @@ def test_free_search(dtype: torch.dtype, vocab: int, score: str, monkeypatch: py
 @pytest.mark.parametrize("step", [4.0, 0.25, 1e-6])
 @pytest.mark.parametrize("score_k", [1, 50, 900, 10**6])
 def test_free_search_ties(step: float, score_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Distinct logits can have equal scores after rounding: the order is by the score, then by rank and token."""
+    """Distinct logits can have equal scores after rounding: order is by score, then by rank and token."""
     logits, path, limits = make_free(
         20000, (3, 1), (900, 900), dtype=torch.float32, step=step, score_k=score_k, margin=6.0
     )
@@ -244,6 +248,8 @@ def test_free_search_wide(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_free_search_finds_what_one_row_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     """All winners lie side by side in one row, far above everything else."""
     logits, path, limits = make_free(50000, (40,), (900,), step=0.01)
+    path.cum.sub_(100.0)
+    path.cum[path.slot, 17] = 0.0
     logits[0, 17, 30000:31000] += 30
     got = check_free(logits, path, limits, "vocab", None, monkeypatch)
     assert set(got.parent[0].tolist()) == {17}
@@ -252,13 +258,17 @@ def test_free_search_finds_what_one_row_hides(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [1, 8, 129, 8192, 8193, 151936])
 def test_row_logsumexp(dtype: torch.dtype, columns: int) -> None:
-    logits = (torch.randn(37, columns, generator=torch.Generator().manual_seed(columns)) * 4).to(dtype).to(DEVICE)
+    logits = (
+        (torch.randn(37, columns, generator=torch.Generator().manual_seed(columns)) * 4).to(dtype).to(DEVICE)
+    )
     logits[3, columns // 2] = 80
     logits[5, : columns // 2] = -math.inf
     expected = torch.logsumexp(logits.double(), -1).float()
     torch.testing.assert_close(vocab_topk.row_logsumexp(logits), expected, **LSE_TOLERANCE)
     for row in range(0, 37, 9):
-        assert torch.equal(vocab_topk.row_logsumexp(logits[row : row + 1]), vocab_topk.row_logsumexp(logits)[row : row + 1])
+        assert torch.equal(
+            vocab_topk.row_logsumexp(logits[row : row + 1]), vocab_topk.row_logsumexp(logits)[row : row + 1]
+        )
 
 
 def test_a_captured_selection_follows_its_metadata() -> None:

@@ -159,7 +159,7 @@ def walk_prefixes(trie, level):
 
 def write(rows: list[Row], cuts: list[int], memory_limit: int, folder: Path, text: bool) -> Trie:
     """Build with the rows in pieces; a small limit makes many runs."""
-    store, bounds = RowStore(folder), [0, *sorted(cuts), len(rows)]
+    store, bounds = RowStore(folder, memory_limit), [0, *sorted(cuts), len(rows)]
     for start, end in zip(bounds, bounds[1:], strict=False):
         if piece := rows[start:end]:
             ids = [f"i{item}" if text else item for _, item, _ in piece]
@@ -191,9 +191,9 @@ def test_a_file_holds_what_was_built(rows):
     with TemporaryDirectory() as folder:
         trie = write(rows, [], 1 << 30, Path(folder), text=False)
         assert trie.item_weights is not None
-        assert {tuple(c for c in sid if c >= 0) for sid in trie.sids(np.arange(trie.num_leaves)).tolist()} == {
-            sid for sid, _, _ in rows
-        }
+        assert {
+            tuple(c for c in sid if c >= 0) for sid in trie.sids(np.arange(trie.num_leaves)).tolist()
+        } == {sid for sid, _, _ in rows}
         assert trie.item_ids.to_pylist() == built.item_ids.to_pylist()
 
 

@@ -54,7 +54,9 @@ def refused(kind, *items, **settings):
 
 def catalogue(trie):
     """Items by SID."""
-    sids = [tuple(code for code in sid if code >= 0) for sid in trie.sids(np.arange(trie.num_leaves)).tolist()]
+    sids = [
+        tuple(code for code in sid if code >= 0) for sid in trie.sids(np.arange(trie.num_leaves)).tolist()
+    ]
     ids, offsets = trie.items(np.arange(trie.num_leaves))
     flat = ids.to_pylist()
     return {sid: flat[a:b] for sid, a, b in zip(sids, offsets, offsets[1:], strict=False)}
@@ -122,7 +124,8 @@ def refused_without_output(*items, **settings):
 
 
 @pytest.mark.parametrize(
-    ("bad", "value"), [([-1, 0, 0], "[-1, 0, 0]"), ([0, 8, 0], "[0, 8, 0]"), ([2**40, 0, 0], "[1099511627776, 0, 0]")]
+    ("bad", "value"),
+    [([-1, 0, 0], "[-1, 0, 0]"), ([0, 8, 0], "[0, 8, 0]"), ([2**40, 0, 0], "[1099511627776, 0, 0]")],
 )
 def test_f49_codes_out_of_range_are_named(bad, value):
     name = save(item_id=[1, 2], sid=[[0, 1, 2], bad])
@@ -183,7 +186,10 @@ def test_an_item_on_several_sids():
     assert catalogue(built(name, on_item_conflict="first")) == {(1, 1): [7, 8]}
     by_weight = built(name, on_item_conflict="first", weight_column="w", output="w.grtrie")
     assert catalogue(by_weight) == {(1, 1): [8], (2, 2): [7]}
-    assert by_weight.manifest.rows_dropped == {"item and SID are there already": 1, "item has a better SID": 1}
+    assert by_weight.manifest.rows_dropped == {
+        "item and SID are there already": 1,
+        "item has a better SID": 1,
+    }
     both = built(name, on_item_conflict="all", output="all.grtrie")
     assert catalogue(both) == {(1, 1): [7, 8], (2, 2): [7]}
     assert both.manifest.items_on_several_sids == 1
@@ -202,7 +208,9 @@ def test_columns_of_levels_offsets_and_packing():
     trie = built(packed, sid_format="packed:8x3")
     assert catalogue(trie) == expected
     assert trie.codebook_sizes == (8, 8, 8)
-    assert "--offset-codes needs --codebook-sizes" in refused_usage("offset.parquet", offset_codes=True, output="x")
+    assert "--offset-codes needs --codebook-sizes" in refused_usage(
+        "offset.parquet", offset_codes=True, output="x"
+    )
 
 
 def refused_usage(*items, **settings):
@@ -252,7 +260,9 @@ def test_files_folders_and_patterns():
     save("data/dt=1/a.parquet", **SMALL)
     save("data/dt=2/b.parquet", item_id=[20], sid=[[9, 9, 9]])
     save("data/_temporary/c.parquet", item_id=[30], sid=[[8, 8, 8]])
-    for number, items in enumerate((["data"], ["data/*"], ["data/**/[ab].parquet"], ["data", "data/dt=1/a.parquet"])):
+    for number, items in enumerate(
+        (["data"], ["data/*"], ["data/**/[ab].parquet"], ["data", "data/dt=1/a.parquet"])
+    ):
         assert built(*items, output=f"{number}.grtrie").num_leaves == (5 if items == ["data/*"] else 4)
     assert "no parquet file at dada" in refused_usage("dada")
     assert "did you mean data?" in refused_usage("dada")
@@ -319,7 +329,9 @@ def test_tokens_by_base():
     assert trie.token_ids is not None
     assert [ids.tolist()[-1] for ids in trie.token_ids] == [103, 7, 7]
     assert trie.manifest.tokens == TokenSource(bases=(100, 200, 300))
-    assert "has no known token id" in refused_usage(name, token_base="100,200,300", end_token="</s>", output="x")
+    assert "has no known token id" in refused_usage(
+        name, token_base="100,200,300", end_token="</s>", output="x"
+    )
 
 
 def test_sids_wider_than_one_word_of_64_bits():

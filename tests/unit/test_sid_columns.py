@@ -30,7 +30,9 @@ FORMS = {
     ),
     "dictionary of tokens in a list": pa.ListArray.from_arrays(
         [0, 3, 6, 9],
-        pa.array([f"<s_{x}_{c}>" for sid in SIDS for x, c in zip("abc", sid, strict=True)]).dictionary_encode(),
+        pa.array(
+            [f"<s_{x}_{c}>" for sid in SIDS for x, c in zip("abc", sid, strict=True)]
+        ).dictionary_encode(),
     ),
     **{
         form: pa.array([form.format(*sid) for sid in SIDS])

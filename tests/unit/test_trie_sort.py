@@ -44,4 +44,4 @@ def test_sorting_nothing_gives_nothing(tmp_path):
 
 
 def test_an_empty_spool_is_empty(tmp_path):
-    assert list(Spool(tmp_path / "spool").drain()) == []
+    assert list(Spool(tmp_path / "spool", 0).drain()) == []
