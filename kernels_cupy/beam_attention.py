@@ -31,7 +31,9 @@ INSTANCES: Final = tuple(
         ),
         default=(dtype, head_dim, group) == ("BF16", 128, 2),
     )
-    for dtype, head_dim, group, steps, merge in product(("BF16", "FP16"), (64, 128), (1, 2, 4, 8), (2, 7), (0, 1))
+    for dtype, head_dim, group, steps, merge in product(
+        ("BF16", "FP16"), (64, 128), (1, 2, 4, 8), (2, 7), (0, 1)
+    )
 )
 
 
@@ -117,11 +119,17 @@ def check_beams(q: Tensor, k_beams: Tensor, v_beams: Tensor, ancestor: Tensor) -
     batch, beams, q_heads, head_dim = q.shape
     _, steps, _, kv_heads, _ = k_beams.shape
     if head_dim not in (NEEDS.head_dims or ()) or q_heads % kv_heads:
-        raise ValueError(f"{STEM} has no instance for {q_heads} query heads over {kv_heads} of {head_dim}; {NEEDS}")
+        raise ValueError(
+            f"{STEM} has no instance for {q_heads} query heads over {kv_heads} of {head_dim}; {NEEDS}"
+        )
     for name, pool in (("k_beams", k_beams), ("v_beams", v_beams)):
         if pool.shape != k_beams.shape or pool.stride() != k_beams.stride() or pool.dtype != q.dtype:
-            raise ValueError(f"{name} is {pool.dtype} {tuple(pool.shape)}, which does not fit k_beams or q, {q.dtype}")
+            raise ValueError(
+                f"{name} is {pool.dtype} {tuple(pool.shape)}, which does not fit k_beams or q, {q.dtype}"
+            )
         if pool.stride()[2:] != (kv_heads * head_dim, head_dim, 1) or pool.shape[4] != head_dim:
-            raise ValueError(f"{name} with strides {pool.stride()} is not steps of contiguous keys of {head_dim}")
+            raise ValueError(
+                f"{name} with strides {pool.stride()} is not steps of contiguous keys of {head_dim}"
+            )
     if ancestor.shape != (batch, steps, beams) or not ancestor.is_contiguous():
         raise ValueError(f"ancestor {tuple(ancestor.shape)} is not a contiguous {(batch, steps, beams)}")

@@ -168,7 +168,8 @@ class _Search:
         self._launch(
             "grinf_pick_groups", (self.batch,), SELECT_THREADS,
             work["total"], work["group_key"], work["leaf_key"], i32(self.groups),
-            ptr(limits.next_width), i32(self.max_picked), work["picked"], work["num_picked"], work["floor_key"],
+            ptr(limits.next_width), i32(self.max_picked),
+            work["picked"], work["num_picked"], work["floor_key"],
         )  # fmt: skip
 
     def rescan(self, log_z: Tensor, score: str) -> None:

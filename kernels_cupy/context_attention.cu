@@ -70,29 +70,36 @@ struct Context {
 
 // Where a thread takes part in copying tiles: always the same chunk, of every PASS_ROWS-th key.
 struct Copier {
-    u32 to;    // byte in a tile
-    u32 from;  // chunk in page 0 of the pools; in chunks of 16 bytes 32 bits reach 64 GiB
-    int end;   // of the split, seen from the thread's first key
-};
+    u32 to;                         // byte in a tile
+    u32 chunk;                      // chunk in page 0 of the pools
+    int end;                        // of the split, seen from the thread's first key
+    u32 at[BLOCK_N / SEGMENT];      // chunks in the pools where the segments of the newest tile are found; 32 bits of
+};                                  // 16 bytes reach 64 GiB
 
 DEVICE Copier new_copier(const Context& context, int head) {
     int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    return {tile_address(0, row, chunk), u32(row * KEY_CHUNKS + head * CHUNKS + chunk), context.end - row};
+    return {tile_address(0, row, chunk), u32(row * KEY_CHUNKS + head * CHUNKS + chunk), context.end - row, {}};
 }
 
-// The block copies the keys or values of the tile that begins at `key`; zeros past the end of the split.
-DEVICE void load_tile(u32 tile, const elem* pool, const Context& context, const Copier& copier, int key) {
-    int left = copier.end - key;
+// Look up the pages of the tile that begins at `key`.
+DEVICE void find_tile(Copier& copier, const Context& context, int key) {
 #pragma unroll
-    for (int segment = 0; segment < BLOCK_N; segment += SEGMENT) {
-        u32 start = key + segment;
-        u32 page = segment < left ? __ldg(context.page_table + context.table + start / PAGE_SIZE) : 0;
-        u32 at = page * context.page_chunks + start % PAGE_SIZE * KEY_CHUNKS + copier.from;
-        const elem* from = pool + 8ull * at;
-#pragma unroll
-        for (int i = 0; i < SEGMENT; i += PASS_ROWS)
-            cp_async16(tile + copier.to + (segment + i) * ROW_BYTES, from + i * KEY_STRIDE, segment + i < left);
+    for (int i = 0; i < BLOCK_N / SEGMENT; ++i) {
+        u32 start = key + i * SEGMENT;
+        u32 page = (int)start < copier.end ? __ldg(context.page_table + context.table + start / PAGE_SIZE) : 0;
+        copier.at[i] = page * context.page_chunks + start % PAGE_SIZE * KEY_CHUNKS + copier.chunk;
     }
+}
+
+// The block copies the keys or values of the newest tile, which begins at `key`; zeros past the end of the split.
+DEVICE void load_tile(u32 tile, const elem* pool, Copier& copier, int key) {
+#pragma unroll
+    for (int row = 0; row < BLOCK_N; row += PASS_ROWS) {
+        const elem* from = pool + 8ull * copier.at[row / SEGMENT] + row % SEGMENT * KEY_STRIDE;
+        cp_async16(tile + copier.to + row * ROW_BYTES, from, row < copier.end - key);
+    }
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / SEGMENT; ++i) forget(copier.at[i]);  // or 64-bit addresses live on to the next load
 }
 
 DEVICE void mask_tail(Scores& s, int keys) {
@@ -114,20 +121,23 @@ DEVICE void attend_context(Rows& rows, const Context& context, int head, u32 q_l
     u32 v_tile = k_tile + 2 * STAGE_BYTES;
     u32 k_lane = lane_of_b(k_tile, 0), v_lane = lane_of_a(v_tile, 0);
     Copier copier = new_copier(context, head);
-    auto load_k = [&](int key, int stage) { load_tile(k_tile + stage * STAGE_BYTES, context.k, context, copier, key); };
-    auto load_v = [&](int key, int stage) { load_tile(v_tile + stage * STAGE_BYTES, context.v, context, copier, key); };
+    auto load_k = [&](int key, int stage) {
+        find_tile(copier, context, key);
+        load_tile(k_tile + stage * STAGE_BYTES, context.k, copier, key);
+    };
+    auto load_v = [&](int key, int stage) { load_tile(v_tile + stage * STAGE_BYTES, context.v, copier, key); };
     int key = context.first;
     if (key < end) load_k(key, 0);
     cp_async_commit();
-    if (key + BLOCK_N < end) load_k(key + BLOCK_N, 1);
     if (key < end) load_v(key, 0);
+    if (key + BLOCK_N < end) load_k(key + BLOCK_N, 1);
     cp_async_commit();
     Scores even, odd;
     cp_async_wait<1>();
     __syncthreads();  // queries and the first keys are there
     if (live && key < end) {
         score(even, q_lane, k_lane);
-        if (key + BLOCK_N > end) mask_tail(even, end - key);
+        mask_tail(even, end - key);
         raise(even, rows, scale_log2);
     }
     // A turn: the scores of the next tile beside the weights of this one, then the values of this one. What the
@@ -136,8 +146,8 @@ DEVICE void attend_context(Rows& rows, const Context& context, int head, u32 q_l
         cp_async_wait<0>();
         __syncthreads();  // next keys and these values are there; nobody reads these keys and former values any more
         bool more = key + 2 * BLOCK_N < end;
-        if (more) load_k(key + 2 * BLOCK_N, stage);
         load_v(key + BLOCK_N, 1 - stage);
+        if (more) load_k(key + 2 * BLOCK_N, stage);
         cp_async_commit();
         if (!live) return;
         score(next, q_lane, k_lane + (1 - stage) * STAGE_BYTES);

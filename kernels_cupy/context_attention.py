@@ -9,7 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels_cupy.loader import Define, Instance, Needs, ceil_div, dtype_name, f32, i32, kernel, multiprocessors, ptr
+from kernels_cupy.loader import (
+    Define,
+    Instance,
+    Needs,
+    ceil_div,
+    dtype_name,
+    f32,
+    i32,
+    kernel,
+    multiprocessors,
+    ptr,
+)
 from kernels_cupy.merge_attention import merge_partials
 
 STEM: Final = "context_attention"
@@ -90,7 +101,13 @@ def shared_bytes(m_tiles: int, head_dim: int) -> int:
 
 
 def context_attention(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, context_len: Tensor, width: Tensor, scale: float
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    context_len: Tensor,
+    width: Tensor,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Attend every live beam of a request to that request's shared context (K1).
 
@@ -126,7 +143,9 @@ def bucket_plan(q: Tensor, k_pages: Tensor, page_table: Tensor) -> Grid:
     batch, width, q_heads, _ = q.shape
     _, page_size, kv_heads, _ = k_pages.shape
     max_context = page_table.shape[1] * page_size
-    return plan(batch, width, kv_heads, q_heads // kv_heads, max_context, multiprocessors(q.device.index or 0))
+    return plan(
+        batch, width, kv_heads, q_heads // kv_heads, max_context, multiprocessors(q.device.index or 0)
+    )
 
 
 def new_partials(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
@@ -180,7 +199,9 @@ def check_queries(q: Tensor, kv_heads: int) -> None:
     """Refuse queries that no instance takes."""
     q_heads, head_dim = q.shape[2:]
     if head_dim not in (NEEDS.head_dims or ()) or q_heads % kv_heads:
-        raise ValueError(f"{STEM} has no instance for {q_heads} query heads over {kv_heads} of {head_dim}; {NEEDS}")
+        raise ValueError(
+            f"{STEM} has no instance for {q_heads} query heads over {kv_heads} of {head_dim}; {NEEDS}"
+        )
     if q.stride()[2:] != (head_dim, 1) or any(stride % 8 for stride in q.stride()[:2]) or ptr(q) % 16:
         raise ValueError(f"q with strides {q.stride()} is not heads of {head_dim} at 16-byte boundaries")
 
@@ -191,8 +212,15 @@ def check_pages(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor)
     if page_size < MIN_PAGE or page_size & (page_size - 1):
         raise ValueError(f"page_size {page_size} is not a power of two of at least {MIN_PAGE}")
     for name, pool in (("k_pages", k_pages), ("v_pages", v_pages)):
-        if pool.shape != k_pages.shape or pool.stride() != k_pages.stride() or pool.dtype != q.dtype or head_dim != q.shape[3]:
-            raise ValueError(f"{name} is {pool.dtype} {tuple(pool.shape)}, which does not fit q, {q.dtype} {tuple(q.shape)}")
+        if (
+            pool.shape != k_pages.shape
+            or pool.stride() != k_pages.stride()
+            or pool.dtype != q.dtype
+            or head_dim != q.shape[3]
+        ):
+            raise ValueError(
+                f"{name} is {pool.dtype} {tuple(pool.shape)}, which does not fit q, {q.dtype} {tuple(q.shape)}"
+            )
         if pool.stride()[1:] != (kv_heads * head_dim, head_dim, 1) or pool.stride(0) % 8 or ptr(pool) % 16:
             raise ValueError(f"{name} with strides {pool.stride()} is not pages of contiguous keys")
         if pages * pool.stride(0) * pool.element_size() > MAX_POOL_BYTES:

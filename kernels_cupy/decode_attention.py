@@ -50,7 +50,9 @@ def decode_attention(
     context_attention.check_pages(q, k_pages, v_pages, page_table)
     beam_attention.check_beams(q, k_beams, v_beams, ancestor)
     if out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
-        raise ValueError(f"out is {out.dtype} {tuple(out.shape)}; needs a contiguous {q.dtype} {tuple(q.shape)}")
+        raise ValueError(
+            f"out is {out.dtype} {tuple(out.shape)}; needs a contiguous {q.dtype} {tuple(q.shape)}"
+        )
     grid = context_attention.bucket_plan(q, k_pages, page_table)
     part = part_lse = None
     if grid.splits > 1:

@@ -168,6 +168,7 @@ DEVICE void gather_fronts(const Args& args, u32 shared, Control& control) {
     for_each_tile(args, [&](const Work& work) {
         for (int first = 0; first == 0 || first < work.steps; first += GROUP, ++round) {
             // Where the rows lie is asked for while the consumers still read the round before.
+            __syncwarp();
             if (part > 0)
                 own_at(args, work, first, lane, rows);
             else

@@ -1,4 +1,4 @@
-"""Decode attention on Hopper (sm_90a): context and own keys of every beam in one kernel; see decode_attention_sm90.cu."""
+"""Decode attention on Hopper, context and own keys in one kernel; see decode_attention_sm90.cu."""
 
 import ctypes
 import functools
@@ -10,64 +10,74 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels_cupy.loader import Define, Instance, Needs, ceil_div, dtype_name, f32, i32, kernel, multiprocessors, ptr
+from kernels_cupy.loader import (
+    Define,
+    Instance,
+    Needs,
+    ceil_div,
+    dtype_name,
+    f32,
+    i32,
+    kernel,
+    multiprocessors,
+    ptr,
+)
+from kernels_cupy.merge_attention import merge_partials
 
 STEM: Final = "decode_attention_sm90"
 ENTRY: Final = "grinf_decode_attention_sm90"
-MERGE_ENTRY: Final = "grinf_merge_splits"
 ARCH: Final = "sm_90a"
-NEEDS: Final = Needs(sm_min=90, sm_max=90, head_dims=(64, 128), groups=(1, 2, 4, 8))
+HEAD_DIMS: Final = (64, 128)
+GROUPS: Final = (1, 2, 4, 8)
+NEEDS: Final = Needs(sm_min=90, sm_max=90, head_dims=HEAD_DIMS, groups=GROUPS)
 
-ROWS: Final = 128  # rows of a tile and keys of a context block
+THREADS: Final = 384
+ROWS: Final = 128  # rows of a tile, keys of a context block
 TILES_IN_SHARED: Final = 7  # queries, own keys and values, two stages of context keys and of values
-CONTROL_BYTES: Final = 2048  # barriers, the tile at hand, the rows of its own keys
+CONTROL_BYTES: Final = 2048  # barriers, the tile at hand, where its rows lie
 MAX_SPLITS: Final = 16
 MIN_SPLIT_BLOCKS: Final = 2  # a shorter part costs more in the merge than it saves
-THREADS: Final = 384
-MERGE_ROWS: Final = 8  # rows of a block of the merge
+MIN_PAGE: Final = 16
+MAX_CHUNKS: Final = 2**31  # the kernel counts 16-byte chunks in 32 bits
 
 INSTANCES: Final = tuple(
     Instance(
         STEM,
-        entry,
+        ENTRY,
         (("DTYPE", dtype), ("HEAD_DIM", head_dim), ("GROUP", group), ("PAGE_SIZE", page_size)),
         arches=(ARCH,),
         default=(dtype, head_dim, group, page_size) == ("BF16", 128, 2, 64),
     )
-    for entry in (ENTRY, MERGE_ENTRY)
-    for dtype, head_dim, group, page_size in product(("BF16", "FP16"), (64, 128), (1, 2, 4, 8), (16, 64, 128))
+    for dtype, head_dim, group, page_size in product(("BF16", "FP16"), HEAD_DIMS, GROUPS, (16, 64, 128))
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How a bucket's attention is cut up; a function of the bucket's shape alone.
+    """How the attention of a bucket is cut up; a function of the bucket's shape alone.
 
     Attributes:
         splits: Parts of each request's context.
-        blocks: Thread blocks, each of which takes every blocks-th tile.
-        merge_blocks: Thread blocks of the merge; 0: nothing to merge.
+        blocks: Thread blocks; each takes every blocks-th tile.
     """
 
     splits: int
     blocks: int
-    merge_blocks: int
 
 
-def plan(batch: int, width: int, q_heads: int, kv_heads: int, max_context: int, processors: int) -> Grid:
-    """Fill the card's multiprocessors once, by splitting contexts where the beams alone do not.
+def plan(batch: int, width: int, kv_heads: int, group: int, max_context: int, processors: int) -> Grid:
+    """Fill the card once, by splitting contexts where the beams alone leave multiprocessors idle.
 
     Args:
         batch, width: The bucket.
-        q_heads, kv_heads: Heads of the model.
+        kv_heads, group: Heads of the model.
         max_context: Tokens that the page table can name for one request.
         processors: Multiprocessors of the card; each holds one thread block.
     """
-    tiles = batch * kv_heads * ceil_div(width * (q_heads // kv_heads), ROWS)
+    tiles = batch * kv_heads * ceil_div(width * group, ROWS)
     useful = ceil_div(ceil_div(max_context, ROWS), MIN_SPLIT_BLOCKS)
     splits = max(1, min(processors // tiles, useful, MAX_SPLITS))
-    merge_blocks = ceil_div(batch * width * q_heads, MERGE_ROWS) if splits > 1 else 0
-    return Grid(splits, min(tiles * splits, processors), merge_blocks)
+    return Grid(splits, min(tiles * splits, processors))
 
 
 def shared_bytes(head_dim: int) -> int:
@@ -101,58 +111,42 @@ def decode_attention(
         slot, step, width: int32 [B]; request b has step[b] + 1 own keys and width[b] live beams.
         ancestor: int32 [B, T, W], contiguous.
         scale: Factor on q·k, positive.
-        out: [B, W, Hq, D], contiguous; rows w >= width[b] are not written.
+        out: [B, W, Hq, D], contiguous; rows w >= width[b] hold anything.
 
     Raises:
         ValueError: Shapes or strides that the kernel does not take.
         KernelCompileError: The compiler refuses the kernel.
     """
     batch, beams, q_heads, head_dim = q.shape
-    page_size, kv_heads = k_pages.shape[1:3]
+    _, page_size, kv_heads, _ = k_pages.shape
     _check(q, k_pages, v_pages, page_table, k_beams, v_beams, ancestor, out)
-    grid = plan(batch, beams, q_heads, kv_heads, page_table.shape[1] * page_size, multiprocessors(q.device.index or 0))
-    defines = {
+    max_context, processors = page_table.shape[1] * page_size, multiprocessors(q.device.index or 0)
+    grid = plan(batch, beams, kv_heads, q_heads // kv_heads, max_context, processors)
+    part = part_lse = None
+    if grid.splits > 1:
+        part = q.new_empty((grid.splits, *q.shape), dtype=torch.float32)
+        part_lse = q.new_empty((grid.splits, *q.shape[:-1]), dtype=torch.float32)
+    defines: dict[str, Define] = {
         "DTYPE": dtype_name(q.dtype),
         "HEAD_DIM": head_dim,
         "GROUP": q_heads // kv_heads,
         "PAGE_SIZE": page_size,
     }
-    part = part_lse = None
-    if grid.splits > 1:
-        part = q.new_empty((grid.splits, batch, beams, q_heads, head_dim), dtype=torch.float32)
-        part_lse = q.new_empty((grid.splits, batch, beams, q_heads), dtype=torch.float32)
-    pointers = (q, k_beams, v_beams, page_table, context_len, slot, ancestor, step, width, out, part, part_lse)
+    tables = (page_table, context_len, slot, ancestor, step, width)
     sizes = (batch, beams, kv_heads, page_table.shape[1], *k_beams.shape[1:3], grid.splits)
     kernel(STEM, ENTRY, defines, shared_bytes(head_dim), ARCH)(
         (grid.blocks,),
         (THREADS,),
         (
             *(page_map(ptr(pages), *pages.shape, pages.dtype) for pages in (k_pages, v_pages)),
-            *(ptr(tensor) for tensor in pointers),
+            *(ptr(tensor) for tensor in (q, k_beams, v_beams, *tables, out, part, part_lse)),
             *(np.int64(stride) for stride in q.stride()[:2]),
             *(i32(size) for size in sizes),
             f32(scale),
         ),
     )
-    if grid.splits > 1:
-        _merge(defines, grid, part, part_lse, context_len, width, out)
-
-
-def _merge(
-    defines: dict[str, Define],
-    grid: Grid,
-    part: Tensor | None,
-    part_lse: Tensor | None,
-    context_len: Tensor,
-    width: Tensor,
-    out: Tensor,
-) -> None:
-    batch, beams, heads, _ = out.shape
-    pointers = (part, part_lse, context_len, width, out)
-    sizes = (batch * beams * heads, beams, heads, grid.splits)
-    kernel(STEM, MERGE_ENTRY, defines, arch=ARCH)(
-        (grid.merge_blocks,), (MERGE_ROWS * 32,), (*(ptr(t) for t in pointers), *(i32(size) for size in sizes))
-    )
+    if part is not None and part_lse is not None:
+        merge_partials(part, part_lse, None, None, out, None)
 
 
 def _check(
@@ -165,33 +159,37 @@ def _check(
     ancestor: Tensor,
     out: Tensor,
 ) -> None:
+    """Refuse what no instance takes."""
     batch, beams, q_heads, head_dim = q.shape
     _, page_size, kv_heads, _ = k_pages.shape
-    group = q_heads // kv_heads
-    if head_dim not in (NEEDS.head_dims or ()) or group not in (NEEDS.groups or ()) or q_heads % kv_heads:
-        raise ValueError(f"{STEM} has no instance for {q_heads} query heads over {kv_heads} of {head_dim}; {NEEDS}")
-    if page_size < 16 or page_size & (page_size - 1):
-        raise ValueError(f"page_size {page_size} is not a power of two of at least 16")
+    if head_dim not in HEAD_DIMS or q_heads % kv_heads or q_heads // kv_heads not in GROUPS:
+        raise ValueError(f"{STEM} has no instance for {q_heads} query and {kv_heads} key heads of {head_dim}")
+    if page_size < MIN_PAGE or page_size & (page_size - 1):
+        raise ValueError(f"page_size {page_size} is not a power of two of at least {MIN_PAGE}")
     if q.stride()[2:] != (head_dim, 1) or any(stride % 8 for stride in q.stride()[:2]) or ptr(q) % 16:
         raise ValueError(f"q with strides {q.stride()} is not heads of {head_dim} at 16-byte boundaries")
     pools = {"k_pages": k_pages, "v_pages": v_pages, "k_beams": k_beams, "v_beams": v_beams}
-    for name, tensor in pools.items():
-        if tensor.shape[-2:] != (kv_heads, head_dim) or tensor.dtype != q.dtype:
-            raise ValueError(f"{name} is {tensor.dtype} {tuple(tensor.shape)}; q needs {q.dtype} [..., {kv_heads}, {head_dim}]")
+    for name, pool in pools.items():
+        if pool.shape[-2:] != (kv_heads, head_dim) or pool.dtype != q.dtype:
+            raise ValueError(f"{name} is {pool.dtype} {tuple(pool.shape)}, q is {q.dtype} {tuple(q.shape)}")
     for name, tensor in {**pools, "page_table": page_table, "ancestor": ancestor, "out": out}.items():
         if not tensor.is_contiguous():
             raise ValueError(f"{name} with strides {tensor.stride()} is not contiguous")
+    if max(k_beams.numel(), batch * q.stride(0)) // 8 >= MAX_CHUNKS:
+        raise ValueError(f"a pool of {tuple(k_beams.shape)} or queries of {tuple(q.shape)} exceed 32 GiB")
     if out.shape != q.shape or ancestor.shape != (batch, k_beams.shape[1], beams):
-        raise ValueError(f"out {tuple(out.shape)} or ancestor {tuple(ancestor.shape)} does not fit q {tuple(q.shape)}")
+        raise ValueError(
+            f"out {tuple(out.shape)} or ancestor {tuple(ancestor.shape)} do not fit {tuple(q.shape)}"
+        )
 
 
 # Values of the driver's enumerations (cuda.h).
 _TENSOR_TYPES: Final = {torch.float16: 6, torch.bfloat16: 9}
 _SWIZZLE_128B: Final = 3
 _PROMOTE_256B: Final = 3
-_MAP_BYTES: Final = 128
+
+_MAP_TYPE: Final = np.dtype([("opaque", np.uint8, 128)])  # CuPy passes arrays of one element by value
 _MAP_ALIGNMENT: Final = 64
-_MAP_TYPE: Final = np.dtype([("opaque", np.uint8, _MAP_BYTES)])  # CuPy passes arrays of one element by value
 _PANEL: Final = 64  # columns of a swizzled panel of 16-bit elements
 
 
@@ -199,7 +197,7 @@ _PANEL: Final = 64  # columns of a swizzled panel of 16-bit elements
 def page_map(
     pointer: int, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> np.ndarray:
-    """Describe a page pool to the copy engine: the bytes of a CUtensorMap, passed to the kernel by value.
+    """Describe a page pool to the copy engine: the bytes of a CUtensorMap.
 
     Args:
         pointer: Device address of [pages, page_size, kv_heads, head_dim].
@@ -209,12 +207,11 @@ def page_map(
     Raises:
         ValueError: The driver refuses the description.
     """
-    driver = ctypes.CDLL("libcuda.so.1")
-    storage = np.zeros(_MAP_BYTES + _MAP_ALIGNMENT, dtype=np.uint8)
+    storage = np.zeros(_MAP_TYPE.itemsize + _MAP_ALIGNMENT, dtype=np.uint8)
     start = -storage.ctypes.data % _MAP_ALIGNMENT
-    tensor_map = storage[start : start + _MAP_BYTES]
+    tensor_map = storage[start : start + _MAP_TYPE.itemsize]
     row_bytes = head_dim * 2
-    status = driver.cuTensorMapEncodeTiled(
+    status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
         ctypes.c_void_p(tensor_map.ctypes.data),
         ctypes.c_int(_TENSOR_TYPES[dtype]),
         ctypes.c_uint32(3),
@@ -229,5 +226,5 @@ def page_map(
         ctypes.c_int(0),  # out of bounds reads as zero
     )
     if status:
-        raise ValueError(f"cuTensorMapEncodeTiled refuses {pages} pages of {page_size} x {kv_heads} x {head_dim}: {status}")
+        raise ValueError(f"CUDA error {status} for {pages} pages of {page_size} x {kv_heads} x {head_dim}")
     return tensor_map.view(_MAP_TYPE)

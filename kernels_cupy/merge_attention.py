@@ -40,7 +40,12 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor, 
 
 
 def merge_partials(
-    parts: Tensor, part_lse: Tensor, out_b: Tensor | None, lse_b: Tensor | None, out: Tensor, lse: Tensor | None
+    parts: Tensor,
+    part_lse: Tensor,
+    out_b: Tensor | None,
+    lse_b: Tensor | None,
+    out: Tensor,
+    lse: Tensor | None,
 ) -> None:
     """Write the attention over the union of n key sets, and of one more if `out_b` is given.
 
@@ -56,7 +61,9 @@ def merge_partials(
         raise ValueError(f"{STEM} has no instance for head_dim {head_dim}; {NEEDS}")
     for tensor in (parts[0], out_b, out):
         if tensor is not None and tensor.shape != parts.shape[1:]:
-            raise ValueError(f"partials {tuple(parts.shape)} and {tuple(tensor.shape)} do not cover the same rows")
+            raise ValueError(
+                f"partials {tuple(parts.shape)} and {tuple(tensor.shape)} do not cover the same rows"
+            )
     tensors = (parts, part_lse, out_b, lse_b, out, lse)
     if not all(tensor is None or tensor.is_contiguous() for tensor in tensors):
         raise ValueError("the tensors of a merge must be contiguous")

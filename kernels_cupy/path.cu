@@ -2,7 +2,7 @@
 //
 // Formulas, for the request in row `slot` that has chosen `level`, and its new beam k with parent p:
 //   token[slot, level, k] = selection.token;  cum, node likewise;  width[slot] = count, 0 in the last row (padding)
-//   ancestor[slot, s, k] = ancestor[slot, s, p] for s < level - 1, p for s == level - 1
+//   ancestor[slot, s, k] = p for s == level - 1, ancestor[slot, s, p] for the other steps (later ones mean nothing yet)
 // gather_path: tokens[b, w] = token[slot, step, w]; ancestors[b, s, w] = ancestor[slot, s, w] before the step, w at and
 // after it. Rows at and past the live width are 0.
 //
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(EXTEND_THREADS)
         cum[row * pool_width + k] = new_score[from + k];
         node[row * pool_width + k] = new_node[from + k];
     }
-    for (int s = 0; s < chosen; ++s) {
+    for (int s = 0; s < steps; ++s) {
         int* step = ancestor + static_cast<size_t>(s) * pool_width;
         int kept[PER_THREAD];
 #pragma unroll

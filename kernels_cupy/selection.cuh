@@ -38,7 +38,8 @@ DEVICE float beam_score(float logit, float log_z, float cum) { return __fadd_rn(
 
 // --- a block at work
 
-// Exclusive prefix sum over the threads of a block; `totals` has a word for each warp.
+// Exclusive prefix sum over the threads of a block. `totals` has a word for each warp, and is free again after the next
+// barrier.
 template <int THREADS>
 DEVICE u32 block_scan(u32 x, u32* totals) {
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
@@ -50,22 +51,40 @@ DEVICE u32 block_scan(u32 x, u32* totals) {
     }
     if (lane == WARP_SIZE - 1) totals[warp] = sum;
     __syncthreads();
-    u32 before = 0;
+    if (warp == 0) {
+        const u32 total = lane < THREADS / WARP_SIZE ? totals[lane] : 0;
+        u32 upto = total;
 #pragma unroll
-    for (int w = 0; w < THREADS / WARP_SIZE; ++w) before += w < warp ? totals[w] : 0;
+        for (int d = 1; d < WARP_SIZE; d *= 2) {
+            const u32 below = __shfl_up_sync(FULL_MASK, upto, d);
+            upto += lane >= d ? below : 0;
+        }
+        if (lane < THREADS / WARP_SIZE) totals[lane] = upto - total;
+    }
     __syncthreads();
-    return before + sum - x;
+    return totals[warp] + sum - x;
 }
 
-// use(get(i)) for every i < n. Values are fetched four at a time, so that four loads are under way.
+// use(get(i)) for every i < n. Values are fetched eight at a time, so that eight loads are under way.
 template <int THREADS, class Get, class Use>
 DEVICE void for_each(u32 n, Get get, Use use) {
-    for (u32 i = threadIdx.x; i < n; i += 4 * THREADS) {
-        u64 value[4];
+    for (u32 i = threadIdx.x; i < n; i += 8 * THREADS) {
+        u64 value[8];
 #pragma unroll
-        for (int j = 0; j < 4; ++j) value[j] = i + j * THREADS < n ? get(i + j * THREADS) : 0;
+        for (int j = 0; j < 8; ++j) value[j] = i + j * THREADS < n ? get(i + j * THREADS) : 0;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) use(value[j]);
+        for (int j = 0; j < 8; ++j) use(value[j]);
+    }
+}
+
+// Smallest, largest and number of the values that are not 0, over what each lane brings; every lane gets them.
+DEVICE void warp_bounds(u64& low, u64& high, u32& found) {
+#pragma unroll
+    for (int d = WARP_SIZE / 2; d > 0; d /= 2) {
+        const u64 other_low = __shfl_xor_sync(FULL_MASK, low, d), other_high = __shfl_xor_sync(FULL_MASK, high, d);
+        low = other_low < low ? other_low : low;
+        high = other_high > high ? other_high : high;
+        found += __shfl_xor_sync(FULL_MASK, found, d);
     }
 }
 
@@ -114,21 +133,17 @@ DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
         high = v > high ? v : high;
         ++found;
     });
-#pragma unroll
-    for (int d = WARP_SIZE / 2; d > 0; d /= 2) {
-        const u64 other_low = __shfl_xor_sync(FULL_MASK, low, d), other_high = __shfl_xor_sync(FULL_MASK, high, d);
-        low = other_low < low ? other_low : low;
-        high = other_high > high ? other_high : high;
-        found += __shfl_xor_sync(FULL_MASK, found, d);
-    }
+    warp_bounds(low, high, found);
     if (lane == 0) s.low[warp] = low, s.high[warp] = high, s.totals[warp] = found;
     __syncthreads();
-    found = 0;
-    for (int w = 0; w < WARPS; ++w) {
-        low = s.low[w] < low ? s.low[w] : low;
-        high = s.high[w] > high ? s.high[w] : high;
-        found += s.totals[w];
+    if (warp == 0) {
+        low = lane < WARPS ? s.low[lane] : ~0ull, high = lane < WARPS ? s.high[lane] : 0;
+        found = lane < WARPS ? s.totals[lane] : 0;
+        warp_bounds(low, high, found);
+        if (lane == 0) s.low[0] = low, s.high[0] = high, s.totals[0] = found;
     }
+    __syncthreads();
+    low = s.low[0], high = s.high[0], found = s.totals[0];
     if (found <= want || want == 0) {
         __syncthreads();  // the scratch is free again when this returns
         return {want == 0 ? ~0ull : low, high, found};
@@ -153,22 +168,44 @@ DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
     return {low, greatest, found};
 }
 
-// Sort `size` values (a power of two) in shared memory, largest first: a bitonic network. A warp's pairs lie within 64
-// values while the stride is at most 32, so only longer strides wait for the block.
-DEVICE void sort_descending(u64* value, int size) {
-    for (int run = 2; run <= size; run *= 2) {
+// Sort the first `found` of ITEMS * SELECT_THREADS values in shared memory, largest first; the rest become 0. A bitonic
+// network: thread t holds values t, t + 1024, ..., so that short strides are shuffles and the longest stay in the thread.
+template <int ITEMS>
+DEVICE void sort_descending(u64* value, u32 found) {
+    constexpr int T = SELECT_THREADS;
+    const int t = threadIdx.x;
+    u64 mine[ITEMS];
+#pragma unroll
+    for (int j = 0; j < ITEMS; ++j) mine[j] = j * T + t < found ? value[j * T + t] : 0;
+    for (int run = 2; run <= ITEMS * T; run *= 2) {
         for (int stride = run / 2; stride > 0; stride /= 2) {
-            if (stride > 32 || (stride == 32 && run > 64))
+            const bool through_shared = stride >= WARP_SIZE && stride < T;
+            if (through_shared) {
                 __syncthreads();
-            else
-                __syncwarp();
-            for (int pair = threadIdx.x; pair < size / 2; pair += blockDim.x) {
-                const int i = 2 * pair - (pair & (stride - 1)), j = i + stride;
-                const u64 a = value[i], b = value[j];
-                if ((a < b) == ((i & run) == 0)) value[i] = b, value[j] = a;
+#pragma unroll
+                for (int j = 0; j < ITEMS; ++j) value[j * T + t] = mine[j];
+                __syncthreads();
+            }
+#pragma unroll
+            for (int j = 0; j < ITEMS; ++j) {
+                const int i = j * T + t;
+                const bool larger = ((i & stride) == 0) == ((i & run) == 0);  // which of the pair stays here
+                if (stride < T) {
+                    const u64 other = through_shared ? value[i ^ stride] : __shfl_xor_sync(FULL_MASK, mine[j], stride);
+                    mine[j] = (mine[j] > other) == larger ? mine[j] : other;
+                }
+#pragma unroll
+                for (int k = j + 1; k < ITEMS; ++k) {
+                    if ((j ^ k) * T != stride || (mine[j] > mine[k]) == larger) continue;
+                    const u64 other = mine[j];
+                    mine[j] = mine[k], mine[k] = other;
+                }
             }
         }
     }
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < ITEMS; ++j) value[j * T + t] = mine[j];
     __syncthreads();
 }
 
@@ -247,15 +284,16 @@ struct Beams {
 };
 
 // Choose and sort the best of a request's n survivors, drop those below the margin, and write all `width` rows.
-// decode(position, parent, token, node) says what stands at a position. `best` is shared, `room` values, a power of two at
-// least twice `want`: most often all survivors fit, and sorting them is all there is to do.
+// decode(position, parent, token, node) says what stands at a position. Mostly all survivors fit into shared memory, and
+// sorting them is all there is to do.
 template <class Decode>
-DEVICE void finish_selection(const u64* survivors, u32 n, u32 want, float margin, u32 min_width, int width, u64* best,
-                             u32 room, Beams out, Decode decode) {
+DEVICE void finish_selection(const u64* survivors, u32 n, u32 want, float margin, u32 min_width, int width, Beams out,
+                             Decode decode) {
     __shared__ Scratch s;
+    __shared__ u64 best[MAX_WIDTH];
     const auto survivor = [&](u32 i) { return survivors[i]; };
     u64 least = 1;
-    if (n > room) least = kth_largest<SELECT_THREADS>(n, survivor, want, s).least;
+    if (n > MAX_WIDTH) least = kth_largest<SELECT_THREADS>(n, survivor, want, s).least;
     if (threadIdx.x == 0) s.counter = 0;
     __syncthreads();
     for_each<SELECT_THREADS>(n, survivor, [&](u64 v) {
@@ -263,11 +301,12 @@ DEVICE void finish_selection(const u64* survivors, u32 n, u32 want, float margin
     });
     __syncthreads();
     const u32 found = s.counter;
-    u32 size = 2;
-    while (size < found) size *= 2;
-    for (u32 i = found + threadIdx.x; i < size; i += SELECT_THREADS) best[i] = 0;
-    __syncthreads();
-    sort_descending(best, size);
+    if (found <= SELECT_THREADS)
+        sort_descending<1>(best, found);
+    else if (found <= 2 * SELECT_THREADS)
+        sort_descending<2>(best, found);
+    else
+        sort_descending<4>(best, found);
     u32 count = min(want, found);
     if (count > 0 && margin < __int_as_float(0x7f800000)) {
         const float bottom = __fsub_rn(key_score(candidate_key(best[0])), margin);

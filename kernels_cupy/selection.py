@@ -98,7 +98,7 @@ def new_beams(batch: int, width: int, device: torch.device) -> Beams:
 
 
 def max_picked(width: int) -> int:
-    """Leaf groups that are looked at again at most; `width` would do, and most often a few more save a selection."""
+    """Leaf groups that are looked at again at most: `width` would do, a few more mostly save a selection."""
     return 2 * width
 
 

@@ -12,11 +12,12 @@ sub-commands. It is imported only when it is the one to run, so that `grinf --he
         return CommandResult("recall", data={...}, tables=[...], messages=[...], exit_code=...)
 
 A sub-command with flags of its own takes `ctx: typer.Context` and gets the console by
-`ctx.ensure_object(Console)`. A command returns its result and prints nothing. `--json`, `--quiet` and `--debug`
-may stand anywhere and are handled here. `grinf/cli/doctor.py` is a small example.
+`ctx.ensure_object(Console)`. A command returns its result and prints nothing. `--json`, `--quiet` and
+`--debug` may stand anywhere and are handled here. `grinf/cli/doctor.py` is a small example.
 """
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -114,6 +115,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     call = Invocation.parse(sys.argv[1:] if argv is None else argv)
     console = Console(as_json=call.as_json, quiet=call.quiet)
     sys.excepthook = _report_bug(console, call)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # A terminal without UTF-8 shows '?' and goes on.
     signal.signal(signal.SIGTERM, _terminate)
     try:
         answer = _run(call, console)

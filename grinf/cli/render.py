@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -123,7 +124,8 @@ class Console:
             self._stderr.print(f"  fix: {error.fix}", markup=False)
 
     def _print_json(self, document: Mapping[str, Any]) -> None:
-        print(json.dumps(_jsonable(document), indent=2, ensure_ascii=False, allow_nan=False))
+        is_utf8 = (sys.stdout.encoding or "").lower().startswith("utf")
+        print(json.dumps(_jsonable(document), indent=2, ensure_ascii=not is_utf8, allow_nan=False))
 
 
 def _document(command: str, status: str, exit_code: ExitCode) -> dict[str, Any]:

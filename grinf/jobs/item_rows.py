@@ -2,14 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from grinf.config.settings import BuildTrieSettings
 from grinf.errors import DataError, UsageError
@@ -50,18 +49,12 @@ class BadRows:
         """All of them."""
         return self.counts.total()
 
-    def add(
-        self, fault: np.ndarray, path: Path, first_row: int, batch: pa.RecordBatch, columns: ItemColumns
-    ) -> None:
+    def add(self, fault: np.ndarray, describe: Callable[[int], str]) -> None:
         """Note the rows of a batch that have a fault."""
         bad = np.flatnonzero(fault)
-        kinds, counts = np.unique(fault[bad], return_counts=True)
-        for kind, count in zip(kinds, counts, strict=True):
-            self.counts[Fault(int(kind)).reason] += int(count)
-        for row in bad[: SHOWN - len(self.examples)]:
-            self.examples.append(
-                f"{describe(path, first_row, int(row), batch, columns)}: {Fault(int(fault[row])).reason}"
-            )
+        self.counts.update(Fault(kind).reason for kind in fault[bad].tolist())
+        for row in bad[: SHOWN - len(self.examples)].tolist():
+            self.examples.append(f"{describe(row)}: {Fault(int(fault[row])).reason}")
 
     def error(self, rows_read: int) -> DataError:
         """Say it as an error."""
@@ -72,12 +65,6 @@ class BadRows:
             "; ".join(self.examples) + more,
             "correct them, or leave them out by --on-bad-row drop",
         )
-
-
-def describe(path: Path, first_row: int, row: int, batch: pa.RecordBatch, columns: ItemColumns) -> str:
-    """Name a row: file, row number from 0, and its values."""
-    values = ", ".join(f"{name}={str(batch[name][row].as_py())[:80]}" for name in columns.all)
-    return f"{path} row {first_row + row} ({values})"
 
 
 def choose_columns(names: Sequence[str], settings: BuildTrieSettings) -> ItemColumns:
@@ -110,14 +97,13 @@ def choose_columns(names: Sequence[str], settings: BuildTrieSettings) -> ItemCol
 def _level_columns(names: Sequence[str]) -> tuple[str, ...]:
     """Columns such as sid_0, sid_1, sid_2 in order of their numbers."""
     numbered = {int(match[1]): name for name in names if (match := LEVEL_NAME.fullmatch(name))}
-    return tuple(numbered[number] for number in sorted(numbered))
+    return tuple(numbered[number] for number in sorted(numbered)) if len(numbered) > 1 else ()
 
 
 def _missing(what: str, names: Sequence[str], wanted: str) -> UsageError:
     near = get_close_matches(wanted, names, 1)
-    return UsageError(
-        what, f"the columns are: {', '.join(names)}", f"did you mean {near[0]!r}?" if near else ""
-    )
+    fix = f"did you mean {near[0]!r}?" if near else ""
+    return UsageError(what, f"the columns are: {', '.join(names)}", fix)
 
 
 class ItemReader:
@@ -138,9 +124,8 @@ class ItemReader:
         self.codebook_sizes = settings.codebook_sizes or ((packed[0],) * packed[1] if packed else None)
         self._allows_short = settings.end_token is not None
         if settings.offset_codes and self.codebook_sizes is None:
-            raise UsageError(
-                "--offset-codes needs --codebook-sizes", "a level starts where the sizes before it end"
-            )
+            why = "a level starts where the sizes before it end"
+            raise UsageError("--offset-codes needs --codebook-sizes", why)
         self._offset = settings.offset_codes
         self._id_type: pa.DataType | None = None
 
@@ -166,12 +151,16 @@ class ItemReader:
                     first_row += batch.num_rows
                     self.rows_read += batch.num_rows
             except (pa.ArrowInvalid, OSError) as error:
-                raise DataError(
-                    f"{path} cannot be read past row {first_row}", str(error).splitlines()[0]
-                ) from error
+                what = f"{path} cannot be read past row {first_row}"
+                raise DataError(what, str(error).splitlines()[0]) from error
 
     def _check(self, batch: pa.RecordBatch, path: Path, first_row: int) -> ItemRows:
         columns = self.columns
+
+        def describe(row: int) -> str:
+            values = ", ".join(f"{name}={str(batch[name][row].as_py())[:80]}" for name in columns.all)
+            return f"{path} row {first_row + row} ({values})"
+
         try:
             sids = self._sids.read([batch[name] for name in columns.sids], columns.sids)
             ids = self._read_ids(batch[columns.item])
@@ -184,7 +173,7 @@ class ItemReader:
         if weights is not None:
             fault[(fault == Fault.NONE) & np.isnan(weights)] = Fault.BAD_WEIGHT
         if fault.any():
-            self.bad_rows.add(fault, path, first_row, batch, columns)
+            self.bad_rows.add(fault, describe)
             keep = fault == Fault.NONE
             codes, ids = codes[keep], ids.filter(pa.array(keep))
             weights = None if weights is None else weights[keep]
@@ -192,7 +181,7 @@ class ItemReader:
         depth = rows.depth()
         for levels in set(np.flatnonzero(np.bincount(depth)).tolist()) - self.first_of_depth.keys():
             row = int(np.flatnonzero(fault == Fault.NONE)[np.argmax(depth == levels)])
-            self.first_of_depth[levels] = describe(path, first_row, row, batch, columns)
+            self.first_of_depth[levels] = describe(row)
         return rows
 
     def _check_codes(self, codes: np.ndarray, fault: np.ndarray) -> np.ndarray:
@@ -219,39 +208,31 @@ class ItemReader:
         Raises:
             UsageError: Another type, or not the type of the files before.
         """
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        name = self.columns.item
+        kind, name = column.type, self.columns.item
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if pa.types.is_null(kind):
             return pa.nulls(len(column), self._id_type or pa.int64())
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
         if not is_text and not pa.types.is_integer(kind):
-            raise UsageError(
-                f"item column {name!r} is of type {kind}",
-                fix="item ids are integers or strings: cast the column",
-            )
+            fix = "item ids are integers or strings: cast the column"
+            raise UsageError(f"item column {name!r} is of type {kind}", fix=fix)
         wanted = pa.large_string() if is_text else pa.int64()
         if self._id_type not in (None, wanted):
-            raise UsageError(
-                f"item column {name!r} is {kind} here and {self._id_type} before",
-                fix="use one type in all files",
-            )
+            what = f"item column {name!r} is {kind} here and {self._id_type} before"
+            raise UsageError(what, fix="use one type in all files")
         self._id_type = wanted
         try:
             return column.cast(wanted)
         except pa.ArrowInvalid as error:
-            raise UsageError(
-                f"item column {name!r} does not fit in int64", str(error), "use strings"
-            ) from error
+            what = f"item column {name!r} does not fit in int64"
+            raise UsageError(what, str(error), "use strings") from error
 
 
 def _read_weights(column: pa.Array, name: str) -> np.ndarray:
     """Weights as float64, NaN where null; -0.0 becomes 0.0, so that equal weights have equal bytes."""
-    kind = column.type
-    if not (
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_decimal(kind)
-        or pa.types.is_null(kind)
-    ):
-        raise UsageError(f"weight column {name!r} is of type {kind}", fix="weights are numbers")
-    return pc.fill_null(column.cast(pa.float64(), safe=False), np.nan).to_numpy() + 0.0
+    try:
+        weights = column.cast(pa.float64(), safe=False)
+    except pa.ArrowException as error:
+        what = f"weight column {name!r} is of type {column.type}"
+        raise UsageError(what, str(error), "weights are numbers") from error
+    return weights.to_numpy(zero_copy_only=False) + 0.0

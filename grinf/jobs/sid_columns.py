@@ -101,55 +101,48 @@ class SidReader:
             UsageError: A type that cannot hold SIDs, or texts of unknown form.
         """
         columns = [_plain(column) for column in columns]
-        kind = columns[0].type
-        if all(types.is_null(column.type) for column in columns):
-            return ReadSids(
-                np.zeros((len(columns[0]), 1), np.int64), np.full(len(columns[0]), Fault.NULL_SID, np.uint8)
-            )
-        if self.packed and len(columns) == 1 and types.is_integer(kind):
+        kinds = [column.type for column in columns]
+        kind, is_one = kinds[0], len(columns) == 1
+        if all(map(types.is_null, kinds)):
+            return _all_null(len(columns[0]))
+        if all(map(_is_text, kinds)):
+            texts = columns[0] if is_one else pc.binary_join_element_wise(*columns, self._joint)
+            return self._read_texts(texts, texts.is_null(), names[0])
+        if is_one and self.packed and types.is_integer(kind):
             return _read_packed(columns[0], *self.packed)
-        if all(types.is_integer(column.type) for column in columns) and (
-            len(columns) > 1 or self._format == "codes"
-        ):
+        if all(map(types.is_integer, kinds)) and (not is_one or self._format == "codes"):
             return _read_level_columns(columns)
-        if all(_is_text(column.type) for column in columns):
-            joined = columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, self._joint)
-            return self._read_texts(joined, joined.is_null(), names[0])
-        if len(columns) == 1 and _is_list(kind) and types.is_integer(kind.value_type):
+        if is_one and _is_list(kind) and types.is_integer(kind.value_type):
             return _read_lists(columns[0])
-        if (
-            len(columns) == 1
-            and _is_list(kind)
-            and (_is_text(kind.value_type) or types.is_dictionary(kind.value_type))
-        ):
+        if is_one and _is_list(kind) and (_is_text(kind.value_type) or types.is_dictionary(kind.value_type)):
             return self._read_texts(_join_lists(columns[0], self._joint), columns[0].is_null(), names[0])
         why = "integers of one column are codes of one level, or packed" if types.is_integer(kind) else ""
-        raise UsageError(
-            f"column {names[0]!r} of type {kind} holds no SIDs", why, f"set --sid-format: {FORMATS}"
-        )
+        fix = f"set --sid-format: {FORMATS}"
+        raise UsageError(f"column {names[0]!r} of type {kind} holds no SIDs", why, fix)
 
     @property
     def _joint(self) -> str:
-        return (
-            "" if self._format == "regex" else " "
-        )  # A user's pattern is of the text as it is; ours allow spaces.
+        """What stands between joined texts: a user's pattern takes them as they are, ours allow spaces."""
+        return "" if self._format == "regex" else " "
 
     def _read_texts(self, texts: pa.Array, is_null: pa.Array, name: str) -> ReadSids:
-        null_rows = is_null.to_numpy(zero_copy_only=False)
         self._patterns = self._patterns or _find_patterns(texts, self._format, name)
-        if not self._patterns:  # Nothing but nulls so far.
-            return ReadSids(
-                np.zeros((len(texts), 1), np.int64), np.full(len(texts), Fault.NULL_SID, np.uint8)
-            )
+        if not self._patterns:
+            return _all_null(len(texts))
+        null_rows = is_null.to_numpy(zero_copy_only=False)
         found = _extract(texts, self._patterns[0])
         if found.null_count > null_rows.sum():
             found = _extract(texts, self._patterns[-1])
         codes = np.stack([_to_codes(found.field(level)) for level in range(found.type.num_fields)], axis=1)
-        fault = np.where(found.is_valid().to_numpy(zero_copy_only=False), Fault.NONE, Fault.UNREADABLE)
-        fault[(codes < -1).any(1)] = Fault.UNREADABLE
+        fault = np.zeros(len(codes), np.uint8)
+        fault[~found.is_valid().to_numpy(zero_copy_only=False) | (codes < -1).any(1)] = Fault.UNREADABLE
         fault[null_rows] = Fault.NULL_SID
         deepest = int((codes >= 0).sum(1).max(initial=1))
-        return ReadSids(codes[:, :deepest], fault.astype(np.uint8))
+        return ReadSids(codes[:, :deepest], fault)
+
+
+def _all_null(rows: int) -> ReadSids:
+    return ReadSids(np.zeros((rows, 1), np.int64), np.full(rows, Fault.NULL_SID, np.uint8))
 
 
 def _plain(column: pa.Array) -> pa.Array:
@@ -159,14 +152,7 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    is_any = (
-        types.is_list,
-        types.is_large_list,
-        types.is_fixed_size_list,
-        types.is_list_view,
-        types.is_large_list_view,
-    )
-    return any(is_kind(kind) for is_kind in is_any)
+    return types.is_nested(kind) and hasattr(kind, "value_type")
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -285,7 +271,7 @@ _CODES: tuple[Form, ...] = tuple(
 
 
 def _name_groups(pattern: str) -> str:
-    """Name every bare group, as Arrow wants it, and anchor the pattern; escapes and character classes stay."""
+    """Name every bare group, as Arrow wants it, and anchor the pattern; leave escapes and classes alone."""
     count = 0
 
     def name(match: re.Match[str]) -> str:

@@ -36,7 +36,7 @@ MakeTokens = Callable[[Sequence[np.ndarray]], TokenMapping]
 
 DEFAULT_MEMORY_LIMIT = 4 << 30
 RUN_SHARE = 6
-"""Memory limit over the bytes of a run: sorting takes about four times the run, with a spool or two beside it."""
+"""Memory limit over the bytes of a run: a sort takes about four times its run, beside a spool or two."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 # pyright: reportAttributeAccessIssue=false
 # pyarrow.compute makes its functions when it is imported.
-"""The catalogue in memory: nodes level by level in SID order, so that the number of a child is that of its edge.
+"""The catalogue in memory: nodes level by level in SID order, so that a child has the number of its edge.
 
 The children of node i of level l are `child_ptr[l][i] .. child_ptr[l][i + 1] - 1` of level l + 1, siblings
 ascending by code. A leaf's number is its row in the item index. Nothing else is needed to walk:
@@ -327,7 +327,7 @@ def group_sizes(ptr: np.ndarray) -> np.ndarray:
 def _lower_bound(
     low: np.ndarray, high: np.ndarray, is_before: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """Search many sorted ranges [low, high) at once for the first position that is not before what is sought."""
+    """Search many sorted ranges [low, high) at once for the first position not before what is sought."""
     while (is_open := low < high).any():
         middle = np.where(is_open, (low + high) // 2, 0)
         is_right = is_open & is_before(middle)

@@ -108,6 +108,21 @@ def test_global_flags_may_stand_anywhere():
         assert (document["schema"], document["status"], document["exit_code"]) == ("grinf.version/1", "ok", 0)
 
 
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_a_terminal_without_utf_8_is_no_reason_to_fail(flags):
+    source = (
+        "from grinf.cli.render import CommandResult, Table\n"
+        "def command() -> CommandResult:\n"
+        "    return CommandResult('probe', {'name': '阴道 é'}, [Table('é', ['名'], [['→']])])\n"
+    )
+    command = [sys.executable, "-c", HARNESS, source, "probe", *flags]
+    env = os.environ | {"PYTHONIOENCODING": "ascii"}
+    finished = subprocess.run(command, capture_output=True, env=env, check=False)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+    if flags:
+        assert json.loads(finished.stdout)["data"]["name"] == "阴道 é"
+
+
 def test_a_full_disk_under_stdout_is_exit_7():
     with open("/dev/full", "w") as full:
         finished = run("version", stdout=full)

@@ -76,6 +76,7 @@ SHORT = cases.build_catalogue(
 )
 DEEP = cases.build_catalogue(cases.random_sids(np.random.default_rng(3), 5000, (6,) * 8))
 WIDE = cases.build_catalogue(np.stack(np.divmod(np.arange(3 * 8192), 8192), 1))
+LARGE = cases.build_catalogue(np.stack(np.divmod(np.arange(300 * 3500), 3500), 1))
 SPARSE = cases.build_catalogue(np.stack([np.arange(5000), np.arange(5000) % 7], 1))
 
 
@@ -125,6 +126,13 @@ def test_widths_of_4096(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = cases.make_problem(SPARSE, (1, 0), (4096, 1), (width, 4096), step=1e-6, mapped=False)
     check_constrained(problem, "given", monkeypatch)
     check_constrained(problem, "children", monkeypatch)
+
+
+@pytest.mark.parametrize("step", [4.0, 0.25, 1e-6])
+@pytest.mark.parametrize("next_width", [50, 900])
+def test_a_million_candidates(step: float, next_width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = cases.make_problem(LARGE, (1, 0), (300, 1), (next_width, 300), step=step, mapped=False)
+    check_constrained(problem, "given", monkeypatch)
 
 
 @pytest.mark.parametrize("margin", [0.0, 1.5, 1000.0])
@@ -226,10 +234,13 @@ def test_free_search(dtype: torch.dtype, vocab: int, score: str, monkeypatch: py
 
 @pytest.mark.parametrize("step", [4.0, 0.25, 1e-6])
 @pytest.mark.parametrize("score_k", [1, 50, 900, 10**6])
-def test_free_search_ties(step: float, score_k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("next_width", [4, 900])
+def test_free_search_ties(
+    step: float, score_k: int, next_width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Distinct logits can have equal scores after rounding: order is by score, then by rank and token."""
     logits, path, limits = make_free(
-        20000, (3, 1), (900, 900), dtype=torch.float32, step=step, score_k=score_k, margin=6.0
+        20000, (3, 1), (next_width,) * 2, dtype=torch.float32, step=step, score_k=score_k, margin=6.0
     )
     path.cum[path.cum < 0] *= 1e5
     check_free(logits, path, limits, "vocab", None, monkeypatch)
@@ -288,7 +299,12 @@ def test_a_captured_selection_follows_its_metadata() -> None:
         out = run(static)
     for problem in (problems[1], problems[0]):
         p: Any = cases.to_device(problem, DEVICE)
-        for old, new in ((static, p), (static.path, p.path), (static.limits, p.limits)):
+        for old, new in (
+            (static, p),
+            (static.path, p.path),
+            (static.limits, p.limits),
+            (static.trie, p.trie),
+        ):
             for field in old.__dataclass_fields__:
                 if isinstance(getattr(old, field), Tensor):
                     getattr(old, field).copy_(getattr(new, field))

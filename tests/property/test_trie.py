@@ -1,7 +1,7 @@
 """The trie against brute force: walk, lookups, bounds, filters, and equal bytes for equal catalogues."""
 
 import random
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -160,7 +160,7 @@ def walk_prefixes(trie, level):
 def write(rows: list[Row], cuts: list[int], memory_limit: int, folder: Path, text: bool) -> Trie:
     """Build with the rows in pieces; a small limit makes many runs."""
     store, bounds = RowStore(folder, memory_limit), [0, *sorted(cuts), len(rows)]
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         if piece := rows[start:end]:
             ids = [f"i{item}" if text else item for _, item, _ in piece]
             kind = pa.large_string() if text else pa.int64()

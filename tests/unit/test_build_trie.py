@@ -1,6 +1,7 @@
 """`grinf build-trie` as a job: inputs of every kind, each fault by its name, and nothing half-written."""
 
 import errno
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def catalogue(trie):
     ]
     ids, offsets = trie.items(np.arange(trie.num_leaves))
     flat = ids.to_pylist()
-    return {sid: flat[a:b] for sid, a, b in zip(sids, offsets, offsets[1:], strict=False)}
+    return {sid: flat[a:b] for sid, (a, b) in zip(sids, pairwise(offsets), strict=True)}
 
 
 SMALL = {"item_id": [10, 11, 12], "sid": [[1, 2, 3], [1, 2, 4], [0, 5, 6]]}
@@ -201,7 +202,7 @@ def test_columns_of_levels_offsets_and_packing():
     sids = np.array(SMALL["sid"])
     columns = {f"codebook_lv{level + 1}": sids[:, level] for level in range(3)}
     assert catalogue(built(save("lv.parquet", item_id=[10, 11, 12], **columns))) == expected
-    shifted = (sids + [0, 8, 16]).tolist()
+    shifted = (sids + np.array([0, 8, 16])).tolist()
     offset = save("offset.parquet", item_id=[10, 11, 12], sid=shifted)
     assert catalogue(built(offset, offset_codes=True, codebook_sizes="8,8,8")) == expected
     packed = save("packed.parquet", item_id=[10, 11, 12], sid=sids @ [64, 8, 1])

@@ -1,5 +1,7 @@
 """Sorting beyond memory is sorting."""
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -33,7 +35,7 @@ def test_external_sort_is_stable_and_never_splits_a_key(tmp_path, monkeypatch, m
     found = [(row["id"], row["row"]) for piece in pieces for row in piece.to_pylist()]
     assert found == sorted(zip(ids.to_pylist(), range(500), strict=True))
     ends = [(piece["id"][0].as_py(), piece["id"][-1].as_py()) for piece in pieces]
-    assert all(last < first for (_, last), (first, _) in zip(ends, ends[1:], strict=False))
+    assert all(last < first for (_, last), (first, _) in pairwise(ends))
     assert list((tmp_path / "sort").iterdir()) == []
 
 

@@ -1,0 +1,1 @@
+"""The benchmark: the highest request rate whose latency stays inside an SLA, with all raw data behind it."""

@@ -1,0 +1,145 @@
+"""Opens what is measured: grinf, the Hugging Face baseline or the simulated server; and its catalogue."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from grinf.backend.interface import EngineOptions
+from grinf.config import parse
+from grinf.config.settings import BenchSettings
+from grinf.errors import UsageError
+from grinf.jobs.bench.clock import Clock, VirtualClock
+from grinf.jobs.bench.driver import BenchEngine
+from grinf.jobs.bench.point import Point
+from grinf.jobs.bench.sim import BatchServer, SimEngine
+from grinf.trie import TokenMapping, Trie
+
+KINDS = ("grinf", "hf", "sim")
+SYNTHETIC = "synthetic:"
+Parsers = Mapping[str, Callable[[str], Any]]
+SIM_FIELDS: Parsers = {
+    "base": parse.parse_duration_ns,
+    "per_req": parse.parse_duration_ns,
+    "max_batch": parse.parse_count,
+}
+SYNTHETIC_FIELDS: Parsers = {
+    "items": parse.parse_count,
+    "levels": parse.parse_count,
+    "codebook": parse.parse_count,
+    "skew": parse.parse_float,
+}
+OPTION_FIELDS: Parsers = {
+    "dtype": str,
+    "graphs": parse.parse_bool,
+    "max_batch": parse.parse_count,
+    "max_batch_tokens": parse.parse_count,
+    "page_size": parse.parse_count,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEngine:
+    """An engine ready to measure.
+
+    Attributes:
+        max_batch: Requests that it holds at once.
+        trie: Catalogue, bound to the model's tokens; None: the search is free.
+        options: How a real engine was built; None for the simulated one.
+    """
+
+    engine: BenchEngine
+    max_batch: int
+    trie: Trie | None = None
+    options: EngineOptions | None = None
+
+
+def kind_of(spec: str) -> str:
+    """`grinf`, `hf` or `sim`.
+
+    Raises:
+        UsageError: Another word.
+    """
+    kind = spec.partition(":")[0]
+    if kind not in KINDS:
+        raise parse.unknown("engine", kind, KINDS)
+    return kind
+
+
+def sim_server(spec: str) -> BatchServer:
+    """Read `sim:base=9ms,per_req=4.5ms,max_batch=16`; a part that is left out has the value shown here."""
+    given = _fields(spec, SIM_FIELDS)
+    if not all(given.values()):
+        raise UsageError(f"{spec!r} has a zero in it", fix="every part of a simulated engine is above zero")
+    names = {"base": "base_ns", "per_req": "per_request_ns", "max_batch": "max_batch"}
+    return BatchServer(**{names[name]: value for name, value in given.items()})
+
+
+def open_engine(settings: BenchSettings, spec: str, point: Point, clock: Clock) -> OpenEngine:
+    """Open the engine of a point; all points that differ in input length alone share it.
+
+    Raises:
+        GrinfError: What `Engine.load` or the catalogue refuses.
+    """
+    if isinstance(clock, VirtualClock):
+        server = sim_server(spec)
+        return OpenEngine(SimEngine(server, clock, point.beams), server.max_batch)
+    options = _engine_options(settings, spec, point)
+    trie = load_catalog(point.catalog, options.model) if point.catalog else None
+    if kind_of(spec) == "hf":
+        from grinf.jobs.bench.hf import HfEngine
+
+        return OpenEngine(HfEngine(options, trie), 1, trie, options)
+    from grinf.runtime.engine import Engine
+
+    return OpenEngine(Engine.load(options, trie), options.max_batch, trie, options)
+
+
+def _engine_options(settings: BenchSettings, spec: str, point: Point) -> EngineOptions:
+    """Options of a real engine; `grinf:graphs=off,decode_attention=torch` changes them for an A/B run."""
+    from grinf.backend.registry import OPS
+
+    score = parse.parse_score(point.score)
+    common: dict[str, Any] = {**settings.engine_options(), "beams": point.beams}
+    options = EngineOptions(**common)
+    changes = _fields(spec, {**OPTION_FIELDS, **dict.fromkeys(OPS, str)})
+    kernels = {op: changes.pop(op) for op in OPS if op in changes}
+    return replace(
+        options, score=score.mode, score_k=score.k, kernels={**options.kernels, **kernels}, **changes
+    )
+
+
+def _fields(spec: str, parsers: Parsers) -> dict[str, Any]:
+    given = spec.partition(":")[2]
+    return parse.parse_fields(given, parsers) if given else {}
+
+
+@lru_cache(maxsize=1)
+def load_catalog(spec: str, model: str) -> Trie:
+    """Open or make a catalogue; one that knows no tokens gets the last rows of the model's vocabulary."""
+    from grinf.model.config import read_config
+
+    trie = _synthetic(spec) if spec.startswith(SYNTHETIC) else Trie.open(Path(spec))
+    if trie.token_ids is not None:
+        return trie
+    sizes, has_end = trie.codebook_sizes, any(end is not None for end in trie.end_codes)
+    end = read_config(Path(model)).vocab_rows - 1
+    bases = [end + (not has_end) - sum(sizes[level:]) for level in range(trie.levels)]
+    if bases[0] < 0:
+        why = f"{sum(sizes):,} codes need as many token ids"
+        raise UsageError(f"{model} has too few token ids for {spec}", why, "take a smaller codebook")
+    return trie.with_tokens(TokenMapping.from_bases(bases, sizes, end if has_end else None))
+
+
+def _synthetic(spec: str) -> Trie:
+    from grinf.jobs.catalogue import CODEBOOK, skewed_catalogue, uniform_catalogue
+    from grinf.trie import trie_of
+
+    defaults: dict[str, Any] = {"items": 1_000_000, "levels": 3, "codebook": CODEBOOK, "skew": 1.1}
+    items, levels, codebook, skew = (defaults | _fields(spec, SYNTHETIC_FIELDS)).values()
+    if levels not in (1, 2, 3) or skew not in (0, 1.1) or not 0 < codebook <= CODEBOOK or not items:
+        why = f"it has up to 3 levels of up to {CODEBOOK:,} codes, and skew 1.1 or 0 (uniform)"
+        raise UsageError(f"{spec!r} is no synthetic catalogue", why, "write synthetic:items=1M,skew=0")
+    ids, codes = (skewed_catalogue if skew else uniform_catalogue)(items)
+    return trie_of(codes[:, :levels] * codebook // CODEBOOK, ids, codebook_sizes=(codebook,) * levels)

@@ -1,0 +1,65 @@
+"""What a result depends on beside the settings: versions, machine, GPU; only read, never changed."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from grinf import __version__
+
+PACKAGES = ("torch", "cupy-cuda12x", "cupy-cuda13x", "transformers", "numpy", "pyarrow", "matplotlib")
+SHOWN_VARIABLES = re.compile(r"(CUDA|NVIDIA|TORCH|PYTORCH|GRINF|OMP|NCCL)_(?!.*(TOKEN|KEY|SECRET|PASSWORD))")
+GPU_FIELDS = (
+    "name,uuid,driver_version,memory.total,mig.mode.current,ecc.mode.current,persistence_mode,power.limit,"
+    "clocks.max.sm,clocks.applications.graphics,clocks.sm,temperature.gpu,pcie.link.gen.current"
+)
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, processor, GPUs, other processes on them, and the environment variables that matter."""
+    cpu = re.search(r"model name\s*:\s*(.+)", _read(Path("/proc/cpuinfo")))
+    installed = {dist.name: dist.version for dist in metadata.distributions() if dist.name in PACKAGES}
+    return {
+        "grinf": __version__,
+        "git": _run("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
+        "argv": sys.argv,
+        "python": platform.python_version(),
+        "packages": installed,
+        "os": platform.platform(),
+        "cpu": cpu[1] if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": os.getloadavg()[0],
+        "gpus": _nvidia_smi("gpu", GPU_FIELDS),
+        "gpu_processes": _nvidia_smi("compute-apps", "pid,used_memory"),
+        "variables": {
+            name: value for name, value in sorted(os.environ.items()) if SHOWN_VARIABLES.match(name)
+        },
+    }
+
+
+def machine_name(environment: dict[str, Any]) -> str:
+    """The GPU, or the processor where there is none, in a few words."""
+    gpus = environment.get("gpus") or []
+    return gpus[0]["name"] if gpus else f"{environment['cpu']} ({environment['cores']} cores)"
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def _nvidia_smi(what: str, fields: str) -> list[dict[str, str]]:
+    lines = _run("nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader").splitlines()
+    return [dict(zip(fields.split(","), map(str.strip, line.split(",")), strict=False)) for line in lines]
+
+
+def _run(*command: str) -> str:
+    """Output of a command; empty where it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,170 @@
+"""`grinf make-sids` without a terminal: parquet with a vector per item in, the same items with SIDs out."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.parquet as pq
+
+from grinf.config.settings import MakeSidsSettings
+from grinf.errors import DataError, UsageError
+from grinf.jobs.bench.run_dir import replacing
+from grinf.jobs.item_rows import ITEM_NAMES
+from grinf.jobs.parquet_files import find_files, open_parquet, source_of
+from grinf.jobs.residual_kmeans import SidQuality, measure_sids, residual_kmeans
+
+OnProgress = Callable[[str, int, int | None], None]
+
+EMBEDDING_NAMES = ("embedding", "embeddings", "vector", "emb", "features")
+MADE_FROM = b"grinf.make_sids"
+"""Key of the output's metadata that says which inputs and settings made it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeSidsReport:
+    """What was done.
+
+    Attributes:
+        status: `made`; `unchanged`: the output is of the same inputs and settings; `planned`: a dry run.
+        num_items, dim: Vectors and their length; 0 where they were not read.
+        quality: Of the SIDs that were made now.
+        seconds: Wall time.
+    """
+
+    status: Literal["made", "unchanged", "planned"]
+    output: Path
+    item_column: str
+    embedding_column: str
+    num_items: int
+    dim: int
+    quality: SidQuality | None
+    seconds: float
+
+
+def run_make_sids(settings: MakeSidsSettings, on_progress: OnProgress) -> MakeSidsReport:
+    """Cluster the vectors of a catalogue and write `sid` in their place; other columns are kept.
+
+    Raises:
+        UsageError: Inputs or columns that do not fit, or an output that exists and is something else.
+        DataError: A vector that is null, of another length or not finite, or SIDs that cannot be unique.
+    """
+    started = time.perf_counter()
+    files = find_files(settings.embeddings)
+    with open_parquet(files[0]) as first:
+        names = first.schema_arrow.names
+    item = _column(names, settings.item_column, "--item-column", ITEM_NAMES)
+    embedding = _column(names, settings.embedding_column, "--embedding-column", EMBEDDING_NAMES)
+    output = settings.output or Path(f"{settings.embeddings[0].stem}.sids.parquet")
+    made_from = _made_from(settings, files)
+    status: Literal["made", "unchanged", "planned"] = "planned" if settings.dry_run else "made"
+    if _is_made(output, made_from, overwrite=settings.overwrite):
+        status = "unchanged"
+    quality, vectors = None, np.empty((0, 0), np.float32)
+    if status == "made":
+        table, vectors = _read(files, item, embedding)
+        sids = residual_kmeans(
+            vectors,
+            settings.levels,
+            settings.codebook_size,
+            settings.seed,
+            balanced=settings.balanced,
+            unique=settings.unique,
+            on_level=lambda done: on_progress("cluster", done, settings.levels),
+        ).codes
+        quality = measure_sids(sids)
+        table = table.append_column("sid", pa.array(list(sids), pa.list_(pa.int32())))
+        with replacing(output) as temporary:
+            metadata = {MADE_FROM: json.dumps(made_from).encode()}
+            pq.write_table(table.replace_schema_metadata(metadata), temporary, compression="zstd")
+    seconds = time.perf_counter() - started
+    return MakeSidsReport(status, output, item, embedding, len(vectors), vectors.shape[1], quality, seconds)
+
+
+def _column(names: Sequence[str], given: str | None, flag: str, usual: Sequence[str]) -> str:
+    found = next((name for name in ((given,) if given else usual) if name in names), None)
+    if found is not None:
+        return found
+    near = get_close_matches(given or usual[0], names, 1)
+    fix = f"did you mean {near[0]!r}?" if near else f"name it by {flag}"
+    raise UsageError(
+        f"there is no column {given or ' or '.join(usual)}", f"the columns are: {', '.join(names)}", fix
+    )
+
+
+def _made_from(settings: MakeSidsSettings, files: Sequence[Path]) -> dict[str, Any]:
+    """What decides the SIDs."""
+    apart = {"embeddings", "output", "overwrite", "dry_run"}
+    content = {key: value for key, value in settings.spelled().items() if key not in apart}
+    return {"settings": content, "inputs": [source_of(path).digest for path in files]}
+
+
+def _is_made(output: Path, made_from: dict[str, Any], *, overwrite: bool) -> bool:
+    """Whether the output is already what would be made.
+
+    Raises:
+        UsageError: It is something else, and must not be replaced.
+    """
+    if not output.exists():
+        return False
+    try:
+        found = (pq.read_schema(output).metadata or {}).get(MADE_FROM)
+    except (pa.ArrowException, OSError):
+        found = None
+    if found is not None and json.loads(found) == made_from:
+        return True
+    if overwrite and not output.is_dir():
+        return False
+    why = "it was made from other inputs or settings" if found else "`grinf make-sids` did not write it"
+    raise UsageError(f"{output} exists", why, "choose another -o, or replace it by --overwrite")
+
+
+def _read(files: Sequence[Path], item: str, embedding: str) -> tuple[pa.Table, np.ndarray]:
+    """Read all columns but the vectors, and the vectors as float32 [n, dim]."""
+    tables: list[pa.Table] = []
+    vectors: list[np.ndarray] = []
+    for path in files:
+        with open_parquet(path) as file:
+            table = file.read()
+        for name in (item, embedding):
+            if name not in table.column_names:
+                raise UsageError(f"{path} has no column {name!r}", f"it has: {', '.join(table.column_names)}")
+        vectors.append(_vectors(path, table[embedding], vectors[0].shape[1] if vectors else None))
+        tables.append(table.drop_columns([name for name in (embedding, "sid") if name in table.column_names]))
+    try:
+        return pa.concat_tables(tables), np.concatenate(vectors)
+    except pa.ArrowInvalid as error:
+        raise UsageError("the files have different columns", str(error).splitlines()[0]) from error
+
+
+def _vectors(path: Path, column: pa.ChunkedArray, dim: int | None) -> np.ndarray:
+    """Read a column of vectors; `dim` is the length of those before, if there are any."""
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+        raise UsageError(
+            f"{path}: the embedding column is of type {kind}", fix="vectors are lists of numbers"
+        )
+    if len(column) == 0:
+        raise DataError(f"{path} has no rows", fix="leave the file out")
+    compute: Any = pyarrow.compute
+    lengths = compute.fill_null(compute.list_value_length(column), -1).to_numpy()
+    dim = dim or max(1, int(lengths[0]))
+    _refuse_rows(path, column, lengths != dim, f"every vector needs {dim} numbers, as the first has")
+    flat = compute.fill_null(compute.list_flatten(column).cast(pa.float32()), np.nan).to_numpy()
+    vectors = flat.reshape(-1, dim)
+    _refuse_rows(path, column, ~np.isfinite(vectors).all(axis=1), "it has a null, NaN or infinite number")
+    return vectors
+
+
+def _refuse_rows(path: Path, column: pa.ChunkedArray, is_bad: np.ndarray, why: str) -> None:
+    if is_bad.any():
+        row = int(is_bad.argmax())
+        what = f"{path} row {row}: the vector {str(column[row].as_py())[:80]} cannot be used"
+        raise DataError(what, why, f"correct or remove it ({int(is_bad.sum()):,} rows are like this)")

@@ -1,0 +1,140 @@
+"""The query files: which they are, what they hold, and how to read a unit of them in bounded memory."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from grinf.errors import DataError
+from grinf.jobs.parquet_files import find_files, open_parquet, source_of
+from grinf.jobs.recall.units import UNIT_ROWS, Unit
+
+
+@dataclass(frozen=True, slots=True)
+class QueryFile:
+    """A parquet file of queries.
+
+    Attributes:
+        digest: Of its bytes.
+        row_groups: Rows of each row group.
+        columns: Names of the columns.
+    """
+
+    path: Path
+    digest: str
+    row_groups: tuple[int, ...]
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Queries:
+    """All query files, in order, and the columns that they have together."""
+
+    files: tuple[QueryFile, ...]
+    schema: pa.Schema
+
+
+def open_queries(patterns: Sequence[Path]) -> Queries:
+    """Find the query files and read their footers.
+
+    Args:
+        patterns: Files, folders and patterns, as `find_files` takes them.
+
+    Raises:
+        UsageError: A pattern without a file.
+        DataError: No parquet file, files whose columns contradict each other, or no row in any of them.
+    """
+    paths = find_files(patterns)
+    schemas, files = zip(*map(_describe, paths), strict=True)
+    if not any(sum(file.row_groups) for file in files):
+        raise DataError(f"there are no queries in {', '.join(map(str, paths[:3]))}", "every file has 0 rows")
+    return Queries(files, _merge(paths, schemas))
+
+
+def _describe(path: Path) -> tuple[pa.Schema, QueryFile]:
+    with open_parquet(path) as file:
+        schema, metadata = file.schema_arrow, file.metadata
+        row_groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+    if len(set(schema.names)) < len(schema.names):
+        raise DataError(f"{path} has columns of the same name", ", ".join(schema.names), "rename all but one")
+    plain = pa.schema([field.with_type(_plain(field.type)) for field in schema])
+    return plain, QueryFile(path.resolve(), source_of(path).digest, row_groups, tuple(schema.names))
+
+
+def _plain(type_: pa.DataType) -> pa.DataType:
+    """Undo encodings that may differ between files of one dataset."""
+    if pa.types.is_dictionary(type_):
+        return _plain(type_.value_type)
+    return pa.string() if pa.types.is_string_view(type_) else type_
+
+
+def _merge(paths: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
+    merged = schemas[0]
+    for path, schema in zip(paths, schemas, strict=True):
+        try:
+            merged = pa.unify_schemas([merged, schema], promote_options="permissive")
+        except pa.ArrowException as error:
+            what = f"the columns of {path} do not fit those of {paths[0]}"
+            raise DataError(what, str(error).strip()) from error
+    return merged.remove_metadata()
+
+
+class UnitReader:
+    """Reads units; one that follows the one before costs no second look at its row group.
+
+    Args:
+        queries: The files.
+        columns: Columns to read; one that a file lacks is null there.
+    """
+
+    def __init__(self, queries: Queries, columns: Sequence[str]) -> None:
+        self._files = queries.files
+        self._schema = pa.schema([queries.schema.field(name) for name in columns])
+        self._position = (-1, -1, -1)  # File, row group, and row within it.
+        self._batches: Iterator[pa.RecordBatch] = iter(())
+        self._rest: list[pa.RecordBatch] = []
+
+    def read(self, unit: Unit) -> pa.Table:
+        """Read the rows of a unit.
+
+        Raises:
+            DataError: Damaged data, or values that do not fit the type that the files have in common.
+        """
+        path = self._files[unit.file].path
+        try:
+            if self._position != (unit.file, unit.row_group, unit.start):
+                self._batches, self._rest = self._open(path, unit.row_group), []
+                self._take(unit.start)
+            batches = self._take(unit.num_rows)
+            self._position = (unit.file, unit.row_group, unit.start + unit.num_rows)
+            return self._fit(pa.Table.from_batches(batches))
+        except (OSError, pa.ArrowException) as error:
+            what = f"{path} cannot be read at row {unit.start:,} of row group {unit.row_group}"
+            raise DataError(what, str(error).strip().splitlines()[0], "write the file again") from error
+
+    def _open(self, path: Path, row_group: int) -> Iterator[pa.RecordBatch]:
+        file = open_parquet(path)
+        names = [name for name in self._schema.names if name in file.schema_arrow.names]
+        return file.iter_batches(batch_size=UNIT_ROWS, row_groups=[row_group], columns=names)
+
+    def _take(self, num_rows: int) -> list[pa.RecordBatch]:
+        """Cut rows off the stream of batches, which may be smaller than they were asked to be."""
+        taken: list[pa.RecordBatch] = []
+        while num_rows:
+            batch = self._rest.pop() if self._rest else next(self._batches, None)
+            if batch is None:
+                raise pa.ArrowInvalid("the file is shorter than its footer says")
+            if batch.num_rows > num_rows:
+                self._rest.append(batch.slice(num_rows))
+                batch = batch.slice(0, num_rows)
+            num_rows -= batch.num_rows
+            taken.append(batch)
+        return taken
+
+    def _fit(self, table: pa.Table) -> pa.Table:
+        def column(name: str) -> pa.ChunkedArray | pa.Array:
+            return table[name] if name in table.column_names else pa.nulls(len(table))
+
+        names = self._schema.names
+        return pa.table([column(name) for name in names], names=names).cast(self._schema)

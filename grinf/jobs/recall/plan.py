@@ -1,0 +1,191 @@
+"""Everything about a recall job that is known, and can be refused, before weights are read."""
+
+import sys
+from dataclasses import dataclass
+from glob import has_magic
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from grinf import __version__
+from grinf.backend.interface import EngineOptions
+from grinf.config.settings import RecallSettings
+from grinf.errors import UsageError
+from grinf.jobs.recall.answers import output_schema
+from grinf.jobs.recall.columns import Columns, pick_columns
+from grinf.jobs.recall.inputs import Queries, open_queries
+from grinf.jobs.recall.metrics import CUTOFFS
+from grinf.jobs.recall.output import Output
+from grinf.jobs.recall.prompts import Prompter, make_prompter
+from grinf.jobs.recall.sid_lookup import SidLookup
+from grinf.jobs.recall.units import Unit, plan_units
+from grinf.model.config import read_config
+from grinf.runtime.beam_width import make_policy
+from grinf.trie import Trie
+
+NOT_CONTENT = {
+    *("input", "output", "model", "trie", "executor", "on_error", "resume", "overwrite", "dry_run"),
+    *("memory_fraction", "workspace_bytes", "graphs"),
+}
+"""Settings that do not bear on the answers, or do so by a file's content, which is compared instead."""
+
+MODEL_FILES = {".json", ".safetensors", ".jinja", ".txt", ".model"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A job that can start.
+
+    Attributes:
+        units: Units of work.
+        options, trie: Of the engine.
+        levels: Tokens per SID.
+        requested: SIDs that a query asks for. most_sids: those that it can get.
+        cutoffs, item_cutoffs: Each K that answers are judged by, as SIDs and as items.
+        schema: Of the output.
+    """
+
+    settings: RecallSettings
+    queries: Queries
+    columns: Columns
+    units: list[Unit]
+    options: EngineOptions
+    trie: Trie | None
+    levels: int
+    prompter: Prompter
+    truth: SidLookup | None
+    requested: int
+    most_sids: int
+    cutoffs: list[int]
+    item_cutoffs: list[int]
+    schema: pa.Schema
+    output: Output
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader should know."""
+        warnings: list[str] = []
+        top_k, width = self.settings.top_k, self.options.beams[-1]
+        if top_k is not None and top_k > width:
+            warnings.append(f"--top-k {top_k} is more than the {width} beams that the search keeps")
+        left_out = [str(k) for k in CUTOFFS if k not in self.cutoffs]
+        if self.truth is not None and left_out:
+            why = f"a query gets {self.most_sids:,} SIDs at most"
+            warnings.append(f"metrics of SIDs at K = {', '.join(left_out)} are left out: {why}")
+        return warnings
+
+
+def make_plan(settings: RecallSettings) -> Plan:
+    """Check inputs, columns, catalogue, tokenizer and output path.
+
+    Raises:
+        UsageError: Settings that cannot be used, alone or together.
+        DataError: Inputs that cannot be read.
+        ModelError, TrieFileError: A model, tokenizer or catalogue that cannot be used.
+    """
+    assert settings.model is not None, "RecallSettings refuses to be without a model"
+    _refuse_what_is_missing(settings)
+    queries = open_queries(settings.input)
+    columns = pick_columns(queries, settings.input_column, settings.truth_column)
+    path = settings.output or default_output(settings.input[0])
+    _check_output(path, queries)
+    read_config(settings.model)
+    is_needed = settings.trie is not None and (settings.constrained or columns.kind == "history")
+    catalogue = Trie.open(settings.trie) if is_needed and settings.trie else None
+    trie = catalogue if settings.constrained else None
+    options = EngineOptions(beams=settings.beams, **settings.engine_options())
+    levels = _levels(options, trie)
+    make_policy(options.beams, levels, options.score_margin, options.min_beams)
+    requested = min(options.beams[-1], settings.top_k or sys.maxsize)
+    most_sids = min(requested, trie.num_leaves if trie is not None else sys.maxsize)
+    most_items = _most_items(trie, most_sids, settings.expand)
+    is_text = trie is not None and trie.manifest.id_type == "string"
+    field = queries.schema.field
+    truth = SidLookup(columns.truth, field(columns.truth).type, trie, levels) if columns.truth else None
+    return Plan(
+        settings=settings,
+        queries=queries,
+        columns=columns,
+        units=plan_units([file.row_groups for file in queries.files], settings.limit),
+        options=options,
+        trie=trie,
+        levels=levels,
+        prompter=make_prompter(
+            field(columns.input), columns.kind, settings.model, settings.template, settings.suffix, catalogue
+        ),
+        truth=truth,
+        requested=requested,
+        most_sids=most_sids,
+        cutoffs=[k for k in CUTOFFS if k <= most_sids],
+        item_cutoffs=[k for k in CUTOFFS if k <= most_items and truth is not None and truth.names_items],
+        schema=output_schema(columns, queries.schema, pa.string() if is_text else pa.int64()),
+        output=Output(path, _manifest(settings, queries, catalogue)),
+    )
+
+
+def default_output(first: Path) -> Path:
+    """`results/<stem>.recall.parquet` for a file, a folder, or the folder of a pattern."""
+    named = next((part for part in (first, *first.parents) if part.name and not has_magic(part.name)), first)
+    return Path("results") / f"{named.stem}.recall.parquet"
+
+
+def _refuse_what_is_missing(settings: RecallSettings) -> None:
+    """Refuse what has a flag and no code yet; to ignore it would give wrong answers."""
+    asked = {
+        "--view": settings.view is not None,
+        "--allow-column": settings.allow_column is not None,
+        "--deny-column": settings.deny_column is not None,
+        "--executor ray": settings.executor == "ray",
+        f"--device {settings.device}": len(settings.devices) > 1,
+    }
+    for flag in (flag for flag, is_asked in asked.items() if is_asked):
+        raise UsageError(f"{flag} is not part of this version", fix="leave it out")
+
+
+def _levels(options: EngineOptions, trie: Trie | None) -> int:
+    """Tokens per SID; imports torch, which a refusal before this need not wait for."""
+    from grinf.backend.load import sid_levels
+
+    return sid_levels(options, trie)
+
+
+def _check_output(path: Path, queries: Queries) -> None:
+    if not path.name:
+        raise UsageError(f"--output {path} has no name", fix="name a new folder, or FILE.parquet")
+    for file in queries.files:
+        if path.resolve() in (file.path, *file.path.parents):
+            raise UsageError(
+                f"--output {path} would replace the input {file.path}", fix="choose another --output"
+            )
+
+
+def _most_items(trie: Trie | None, most_sids: int, expand: str) -> int:
+    """Items of one query at most: those of the SIDs with most items."""
+    if trie is None or trie.item_ptr is None or expand == "top1":
+        return most_sids if trie is not None else 0
+    counts = np.diff(trie.item_ptr)
+    return int(np.partition(counts, len(counts) - most_sids)[-most_sids:].sum())
+
+
+def _manifest(settings: RecallSettings, queries: Queries, catalogue: Trie | None) -> dict[str, Any]:
+    """What decides the answers."""
+    assert settings.model is not None
+    spelled = settings.spelled().items()
+    return {
+        "grinf": __version__,
+        **{key.replace("_", "-"): value for key, value in spelled if key not in NOT_CONTENT},
+        **{f"input {index}": f"{file.path.name} {file.digest}" for index, file in enumerate(queries.files)},
+        "model": f"{settings.model.name} {_model_identity(settings.model)}",
+        "catalogue": None if catalogue is None else catalogue.content_digest,
+    }
+
+
+def _model_identity(model: Path) -> str:
+    """Digest of names, sizes and times of a checkpoint's files: weights are too large to be read for this."""
+    files = sorted(model.iterdir()) if model.is_dir() else [model]
+    stats = [(file.name, file.stat()) for file in files if file.suffix in MODEL_FILES]
+    facts = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    return xxhash.xxh3_64(repr(facts).encode()).hexdigest()

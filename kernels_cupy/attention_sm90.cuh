@@ -1,0 +1,76 @@
+// Attention of one warpgroup on Hopper: 64 query rows in registers against keys and values in shared memory.
+//
+// Included after hopper.cuh and the constant HEAD_DIM (64, 128). A tile is 128 rows of HEAD_DIM elements, in panels of
+// 64 columns under the 128-byte swizzle. A thread holds two rows of its warpgroup's 64: element i of an accumulator is
+// row row_of(i), column column_of(i). Weights are rounded to elem for the tensor cores, sums are fp32.
+// Source: online softmax (Milakov and Gimelshein, 2018) in the loop of FlashAttention-3 (Shah et al., 2024).
+
+constexpr int ROWS = 128;                    // rows of a tile
+constexpr int PANEL = ROWS * 128;            // bytes of 64 columns
+constexpr int TILE = PANEL * HEAD_DIM / 64;  // bytes of a tile
+constexpr int CHUNKS = HEAD_DIM / 8;         // 16-byte chunks of a row
+
+// Byte of 16-byte chunk `chunk` of row `row` in a tile.
+DEVICE int swizzled(int row, int chunk) { return (chunk >> 3) * PANEL + row * 128 + ((chunk & 7) ^ (row & 7)) * 16; }
+
+DEVICE int row_of(int i) { return threadIdx.x % 128 / WARP_SIZE * 16 + threadIdx.x % WARP_SIZE / 4 + (i & 2) * 4; }
+DEVICE int column_of(int i) { return 8 * (i >> 2) + 2 * (threadIdx.x & 3) + (i & 1); }
+
+// Start s = Q K^T for as many keys as s has columns.
+template <int N>
+DEVICE void start_scores(float (&s)[N], const u32 (&q)[HEAD_DIM / 4], u32 keys) {
+#pragma unroll
+    for (int k = 0; k < HEAD_DIM / 16; ++k)
+        wgmma<0>(s, q, k, descriptor(keys + (k / 4) * PANEL + (k % 4) * 32, 16), k > 0);
+    wgmma_commit();
+}
+
+// Start o += P V for as many keys as p has columns.
+template <int N>
+DEVICE void start_values(float (&o)[HEAD_DIM / 2], const u32 (&p)[N], u32 values) {
+#pragma unroll
+    for (int k = 0; k < N / 4; ++k) wgmma<1>(o, p, k, descriptor(values + k * 16 * 128, PANEL), true);
+    wgmma_commit();
+}
+
+struct Softmax {
+    float top[2], sum[2];  // of raw scores; the sum is this thread's share of its rows
+
+    // Turn scores into weights against the new maximum; `decay` is what older weights are worth now.
+    template <int N>
+    DEVICE void take(float (&s)[N], float (&decay)[2], float scale_log2) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float best = top[r], part = 0.f;
+#pragma unroll
+            for (int i = 2 * r; i < N; i += 4) best = fmaxf(best, fmaxf(s[i], s[i + 1]));
+            best = warp_max<4>(best);
+            decay[r] = exp2_approx((top[r] - best) * scale_log2);
+            top[r] = best;
+#pragma unroll
+            for (int i = 2 * r; i < N; i += 4) {
+                s[i] = exp2_approx(fmaf(s[i], scale_log2, -best * scale_log2));
+                s[i + 1] = exp2_approx(fmaf(s[i + 1], scale_log2, -best * scale_log2));
+                part += s[i] + s[i + 1];
+            }
+            sum[r] = fmaf(sum[r], decay[r], part);
+        }
+    }
+};
+
+// Bring o to the new maximum and round the weights for the tensor cores.
+template <int N>
+DEVICE void rescale_and_pack(float (&o)[HEAD_DIM / 2], const float (&decay)[2], u32 (&p)[N / 2], const float (&s)[N]) {
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM / 2; ++i) o[i] *= decay[(i >> 1) & 1];
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) p[i] = pack2<elem>(s[2 * i], s[2 * i + 1]);
+}
+
+// The A fragments of the rows of warpgroup `group` of a tile.
+DEVICE void load_queries(u32 (&q)[HEAD_DIM / 4], u32 tile, int group) {
+    int lane = threadIdx.x % WARP_SIZE, row = group * 64 + threadIdx.x % 128 / WARP_SIZE * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < HEAD_DIM / 16; ++k)
+        ldmatrix4(*reinterpret_cast<u32(*)[4]>(&q[4 * k]), tile + swizzled(row, 2 * k + lane / 16));
+}

@@ -1,0 +1,148 @@
+"""The metrics of `grinf recall` against plain Python and against ranx, on random answers and targets."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grinf.jobs.recall.answers import Answers
+from grinf.jobs.recall.metrics import measure
+from grinf.jobs.recall.report import summarise
+from grinf.jobs.recall.sid_lookup import Named
+
+LEVELS = 3
+CUTOFFS = (1, 3, 10)
+SIDS = st.tuples(*[st.integers(0, 2)] * LEVELS)
+UNKNOWN = (-1,) * LEVELS
+
+
+def plain_metrics(answers: Sequence, targets: set, k: int) -> dict[str, float]:
+    """Metrics of one query, from the definitions."""
+    first = list(dict.fromkeys(answers))[:k]
+    hits = [rank for rank, answer in enumerate(first) if answer in targets]
+    ideal = sum(1 / math.log2(rank + 2) for rank in range(min(k, len(targets))))
+    return {
+        f"recall@{k}": len(hits) / len(targets),
+        f"hit@{k}": float(bool(hits)),
+        f"mrr@{k}": 1 / (hits[0] + 1) if hits else 0.0,
+        f"ndcg@{k}": sum(1 / math.log2(rank + 2) for rank in hits) / ideal,
+    }
+
+
+def answers_of(sids: list[list[tuple]], items: list[list[int]]) -> Answers:
+    """Answers of queries; each item is put on the first SID of its query."""
+    offsets = np.append(0, np.cumsum([len(row) for row in sids]))
+    flat = np.array([sid for row in sids for sid in row], np.int32).reshape(-1, LEVELS)
+    item_sid = np.repeat(offsets[:-1], [len(row) for row in items])
+    ids = pa.array([item for row in items for item in row], pa.int64())
+    return Answers(offsets, flat, np.zeros(len(flat), np.float32), item_sid, ids)
+
+
+def named(rows: list[list], sid_of, given: pa.DataType | None = None) -> Named:
+    row = np.repeat(np.arange(len(rows)), [len(one) for one in rows])
+    flat = [target for one in rows for target in one]
+    sids = np.array([sid_of(target) for target in flat], np.int32).reshape(-1, LEVELS)
+    return Named(row, sids, pa.array(flat, given), sids[:, 0] >= 0)
+
+
+def sid_of_item(item: int) -> tuple[int, ...]:
+    """SID of an item; items from 20 on are not in the catalogue."""
+    return (item % 3, item // 3 % 3, 0) if item < 20 else UNKNOWN
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(SIDS, unique=True, min_size=1, max_size=12),
+            st.lists(st.integers(0, 25), max_size=14),
+            st.lists(st.integers(0, 25), max_size=5),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_sums_equal_the_definitions(queries) -> None:
+    sids = [[] if failed else found for found, _, _, failed in queries]
+    items = [[] if failed else found for _, found, _, failed in queries]
+    truth = [targets for _, _, targets, _ in queries]
+    failed = np.array([failed for *_, failed in queries])
+    sums = measure(answers_of(sids, items), failed, named(truth, sid_of_item, pa.int64()), CUTOFFS, CUTOFFS)
+    judged = [i for i in range(len(queries)) if truth[i] and not failed[i]]
+    assert sums["n_eval"] == len(judged)
+    assert sums["n_no_truth"] == sum(not targets for targets in truth)
+    assert sums["n_error"] == sum(bool(targets) and bad for targets, bad in zip(truth, failed, strict=True))
+    expected: dict[str, float] = {"target_in_catalogue": 0.0}
+    for i in judged:
+        wanted = {(sid_of_item(item), item if item >= 20 else None) for item in truth[i]}
+        expected["target_in_catalogue"] += sum(item < 20 for item in truth[i]) / len(truth[i])
+        for k in CUTOFFS:
+            for group, answers, targets in (
+                ("items", items[i], set(truth[i])),
+                ("sids", [(sid, None) for sid in sids[i]], wanted),
+            ):
+                for name, value in plain_metrics(answers, targets, k).items():
+                    expected[f"{group}.{name}"] = expected.get(f"{group}.{name}", 0.0) + value
+            for level in range(LEVELS):
+                begins = {sid[: level + 1] for sid, _ in wanted if sid != UNKNOWN}
+                hit = any(sid[: level + 1] in begins for sid in sids[i][:k])
+                name = f"sids.level_hit@{k}[{level}]"
+                expected[name] = expected.get(name, 0.0) + hit
+    for name, value in expected.items():
+        assert sums[name] == pytest.approx(value), name
+
+
+def test_repeated_targets_and_answers_count_once() -> None:
+    answers = answers_of([[(0, 0, 0)]], [[7, 7, 8]])
+    sums = measure(answers, np.zeros(1, bool), named([[7, 7]], sid_of_item, pa.int64()), (1,), (1, 10))
+    assert sums["items.recall@1"] == sums["items.recall@10"] == sums["items.ndcg@10"] == 1.0
+
+
+def test_string_ids() -> None:
+    answers = answers_of([[(0, 0, 0)]], [[1, 2]])
+    text = Answers(answers.offsets, answers.sids, answers.scores, answers.item_sid, pa.array(["a", "b"]))
+    truth = named([["b", "z"]], lambda item: UNKNOWN, pa.large_string())
+    assert measure(text, np.zeros(1, bool), truth, (1,), (1, 10))["items.recall@10"] == 0.5
+
+
+def test_sums_of_units_add_up() -> None:
+    rng = np.random.default_rng(0)
+    items = [rng.integers(0, 26, 10).tolist() for _ in range(9)]
+    truth = [rng.integers(0, 26, 3).tolist() for _ in range(9)]
+    sids = [[(0, 0, 0)]] * 9
+
+    def count(part: slice) -> dict:
+        target = named(truth[part], sid_of_item, pa.int64())
+        failed = np.zeros(len(items[part]), bool)
+        sums = measure(answers_of(sids[part], items[part]), failed, target, CUTOFFS, CUTOFFS)
+        return {"rows": 1, "ok": 1, "sids": 1, "items": 1, "errors": {}, "examples": [], "sums": sums}
+
+    whole = summarise([count(slice(None))], 1)["metrics"]
+    parts = summarise([count(slice(0, 2)), count(slice(2, 5)), count(slice(5, 9))], 1)["metrics"]
+    assert parts["n_eval"] == whole["n_eval"] == 9
+    assert parts["items"] == pytest.approx(whole["items"])
+    assert parts["sids"] == pytest.approx(whole["sids"])
+
+
+@pytest.mark.filterwarnings("default")  # Those of numba and of what it imports.
+def test_ranx_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # It would compile for a minute.
+    from ranx import Qrels, Run, evaluate
+
+    rng = np.random.default_rng(3)
+    items = [rng.permutation(60)[: rng.integers(1, 40)].tolist() for _ in range(40)]
+    truth = [rng.permutation(60)[: rng.integers(1, 9)].tolist() for _ in range(40)]
+    qrels = Qrels({f"q{i}": {str(item): 1 for item in row} for i, row in enumerate(truth)})
+    runs = {f"q{i}": {str(item): 1.0 - r / 100 for r, item in enumerate(row)} for i, row in enumerate(items)}
+    names = {"recall": "recall", "hit": "hit_rate", "mrr": "mrr", "ndcg": "ndcg"}
+    theirs = evaluate(qrels, Run(runs), [f"{name}@{k}" for name in names.values() for k in CUTOFFS])
+    sids = [[(0, 0, 0)]] * 40
+    target = named(truth, lambda item: (item % 3, 0, 0), pa.int64())
+    sums = measure(answers_of(sids, items), np.zeros(40, bool), target, CUTOFFS, CUTOFFS)
+    for ours, name in names.items():
+        for k in CUTOFFS:
+            assert sums[f"items.{ours}@{k}"] / 40 == pytest.approx(theirs[f"{name}@{k}"])

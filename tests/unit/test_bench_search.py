@@ -1,0 +1,91 @@
+import pytest
+
+from grinf.jobs.bench.probe import Stage
+from grinf.jobs.bench.sim import BatchServer
+from tests.bench_world import SERVER, find, true_max_rate
+
+SEEDS = range(20)
+
+
+@pytest.fixture(scope="module")
+def truth():
+    return true_max_rate()
+
+
+def test_standard_claims_are_near_the_truth_and_hardly_ever_above(truth):
+    errors = []
+    for seed in SEEDS:
+        claim, probes = find(seed=seed)
+        assert claim.status == "ok"
+        assert claim.max_rate < claim.first_failing_rate
+        assert len([p for p in claim.evidence if p.record.stage is Stage.CONFIRM]) == 3
+        assert len({p.record.seed for p in probes}) == len(probes)
+        errors.append(claim.max_rate / truth - 1)
+    assert max(errors) <= 0.05
+    assert min(errors) >= -0.10
+    assert sum(error > 0.02 for error in errors) <= 4
+    assert abs(sum(errors) / len(errors)) < 0.03
+
+
+def test_a_claim_rests_on_pooled_fresh_seeds():
+    claim, _ = find(seed=3)
+    n, misses = sum(p.n for p in claim.evidence), sum(p.misses[0] for p in claim.evidence)
+    assert n >= 6000
+    assert misses <= 0.01 * n
+    assert sum(p.passed for p in claim.evidence) >= 2
+
+
+def test_an_idle_engine_that_misses_the_sla_is_infeasible():
+    claim, probes = find("12ms")
+    assert claim.status == "infeasible"
+    assert claim.floor_ms == pytest.approx(13.5)
+    assert claim.max_rate is None
+    assert {p.record.stage for p in probes} == {Stage.WARMUP, Stage.FLOOR}
+
+
+def test_an_sla_that_never_binds_gives_the_capacity():
+    claim, _ = find("10s", preset="quick")
+    assert claim.max_rate == pytest.approx(16 / 0.081, rel=0.05)
+    assert "capacity_bound" in claim.flags
+
+
+@pytest.mark.parametrize(("sla", "low", "high"), [("avg:60ms", 145, 170), ("p50:50ms", 140, 170), ("max:300ms", 120, 197)])
+def test_other_statistics(sla, low, high):
+    claim, _ = find(sla, preset="quick")
+    assert low < claim.max_rate < high
+
+
+def test_every_sla_of_several_must_hold():
+    both, _ = find("p99:100ms,avg:30ms", preset="quick")
+    average, _ = find("avg:30ms", preset="quick")
+    assert both.max_rate == pytest.approx(average.max_rate, rel=0.08)
+    assert all(p.latency_ms["avg"] <= 31 for p in both.evidence)
+
+
+def test_closed_loop_column_and_claim():
+    claim, _ = find(preset="smoke")
+    assert claim.closed_concurrency == 16
+    assert claim.closed_avg_rps == pytest.approx(16 / 0.081, rel=0.02)
+    closed, probes = find("p99:50ms", open_loop=False)
+    assert closed.max_rate == pytest.approx(9 / (0.009 + 9 * 0.0045), rel=0.03)
+    assert not [p for p in probes if p.record.rate is not None]
+
+
+def test_smoke_says_that_nothing_is_confirmed():
+    claim, _ = find(preset="smoke")
+    assert claim.status == "ok"
+    assert {"unconfirmed", "indicative"} <= set(claim.flags)
+
+
+def test_a_slow_engine_is_searched_below_one_request_per_second():
+    claim, _ = find("20s", server=BatchServer(3_000_000_000, 1_000_000_000, 2), preset="smoke")
+    assert 0.1 < claim.max_rate < 0.4
+
+
+def test_overloaded_probes_are_cut_short():
+    _, probes = find(seed=1)
+    for probe in probes:
+        if probe.record.aborted:
+            assert probe.verdict == "fail"
+            assert probe.n < 1000
+    assert SERVER.max_batch == 16
