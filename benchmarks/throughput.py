@@ -6,6 +6,8 @@ Random weights of an architecture file; prompts are random tokens; every beam of
 """
 
 import argparse
+import json
+import sys
 import time
 
 import numpy as np
@@ -79,10 +81,19 @@ def main() -> None:
         graphs=not args.no_graphs,
     )
     rng = np.random.default_rng(0)
+    setting = {"beams": args.beams, "score": args.score, "constrained": args.constrained}
     with Engine.load(options, trie) as engine:
+        say(engine.describe())
         for length in lengths:
             measure(engine, length, 2 * args.max_batch, rng)
-            measure(engine, length, args.count, rng) | {"unloaded_ms": latency(engine, length, 9, rng)}
+            row = measure(engine, length, args.count, rng) | {"unloaded_ms": latency(engine, length, 9, rng)}
+            say({"length": length} | setting | row)
+
+
+def say(row: dict[str, object]) -> None:
+    """Write one JSON line."""
+    sys.stdout.write(json.dumps(row) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

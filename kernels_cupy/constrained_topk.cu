@@ -8,12 +8,13 @@
 // See selection.cuh for why the maxima of groups of slots are enough.
 //
 // Kernels, in this order, each with one grid row (y, or x alone) a request:
-//   grinf_lay_out_children   grid (B), block 1024: offset, first child, group -> parent
-//   grinf_child_normaliser   grid (W, B), block 128: log_z and cut of each beam; for `children` and `topk` scores
+//   grinf_lay_out_children   grid (B), block 1024: offset, first child, span -> parent
+//   grinf_child_normaliser   grid (W, B), block ROW_THREADS: log_z and cut of each beam, for `children` and `topk` scores;
+//                            for `topk` 4 * STAGED bytes of dynamic shared memory
 //   grinf_group_children     grid (any, B), block 256: maxima of groups and leaf groups; blocks stride over the groups
 //   grinf_pick_groups        grid (B), block 1024: the leaf groups that matter, and a floor below which no candidate does
 //   grinf_rescan_children    grid (ceil(P / 8), B), block 256: the candidates of those leaf groups above the floor
-//   grinf_finish_selection   grid (B), block 1024, dynamic shared memory of `room` candidates of 8 bytes
+//   grinf_finish_selection   grid (B), block 1024
 //
 // Layouts:
 //   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, child rank) that counts; null: all)
@@ -23,11 +24,11 @@
 //   live int32 [views, words] or null; view int32 [B]
 // Workspace, for G groups of 256 slots a request at most and P leaf groups that are looked at again:
 //   offset int32 [B, W + 1]; first int32 [B, W] (complemented where the beam has ended); cum float [B, W]
-//   group_parent int32 [B, G + 1] (parent of a group's first slot); total int32 [B] (slots)
+//   span_parent int32 [B, ceil(G / 4) + 1] (parent of a span's first slot); total int32 [B] (slots)
 //   group_key u32 [B, G]; leaf_key u32 [B, G, 8]; picked int32 [B, P]; num_picked int32 [B]; floor_key u32 [B]
 //   survivors u64 [B, P * 32]; num_survivors int32 [B]
 //
-// Constants: DTYPE, type of the logits; CODE_BITS, 16 or 32.
+// Constants: DTYPE, type of the logits; CODE_BITS, 16 or 32; ROW_THREADS, of a normaliser.
 // Source: flat load balancing as in Merge Path (Green et al., 2012); the rest is told in selection.cuh.
 
 #include "common.cuh"
@@ -36,12 +37,17 @@
 #ifndef CODE_BITS
 #define CODE_BITS 16
 #endif
+#ifndef ROW_THREADS
+#define ROW_THREADS 128
+#endif
 
 #define LEAF 32  // slots of a leaf group, one a lane
 #define FAN 8    // leaf groups of a group, which is a warp's
 #define GROUP (LEAF * FAN)
-#define ROW_THREADS 128
+#define SPAN_GROUPS 4  // groups of a span, whose first parent is remembered
+#define SPAN (GROUP * SPAN_GROUPS)
 #define SCAN_THREADS 256
+#define STAGED 8192  // children whose keys are held in shared memory
 
 #if CODE_BITS == 16
 typedef unsigned short code_t;
@@ -54,17 +60,17 @@ typedef u32 code_t;
 // One request's candidates.
 struct Children {
     const elem* logits;
-    const int *offset, *first, *group_parent;
+    const int *offset, *first, *span_parent;
     const code_t* code;
     const int* column;
     const u32* live;
     int columns;
     u32 total;
 
-    // Parents of N slots of one group: the last parent whose offset does not exceed the slot, bit by bit from `low`.
+    // Parents of N slots of one span: the last parent whose offset does not exceed the slot, bit by bit from `low`.
     template <int N>
-    DEVICE void find_parents(int group, const u32 (&slot)[N], int (&parent)[N]) const {
-        const int low = group_parent[group], high = group_parent[group + 1];
+    DEVICE void find_parents(int span, const u32 (&slot)[N], int (&parent)[N]) const {
+        const int low = span_parent[span], high = span_parent[span + 1];
 #pragma unroll
         for (int n = 0; n < N; ++n) parent[n] = low;
         int step = high > low ? 1 << (31 - __clz(high - low)) : 0;
@@ -95,7 +101,7 @@ struct Children {
 };
 
 #define CHILDREN_PARAMS                                                                                              \
-    const elem *logits, const int *offset, const int *first, const int *group_parent, const int *total,              \
+    const elem *logits, const int *offset, const int *first, const int *span_parent, const int *total,              \
         const code_t *code, const int *column, const u32 *live, const int *view, const int *level, int rows,         \
         int columns, int codes, int words, int max_groups
 
@@ -103,24 +109,24 @@ struct Children {
     {logits + static_cast<size_t>(b) * rows * columns,                                                               \
      offset + static_cast<size_t>(b) * (rows + 1),                                                                   \
      first + static_cast<size_t>(b) * rows,                                                                          \
-     group_parent + static_cast<size_t>(b) * (max_groups + 1),                                                       \
+     span_parent + static_cast<size_t>(b) * (ceil_div(max_groups, SPAN_GROUPS) + 1),                                 \
      code,                                                                                                           \
      column == nullptr ? nullptr : column + static_cast<size_t>(level[b]) * codes,                                   \
      live == nullptr ? nullptr : live + static_cast<size_t>(view[b]) * words,                                        \
      columns,                                                                                                        \
      static_cast<u32>(total[b])}
 
-// Keys of N slots of one group; 0 where there is no candidate. log_z, cut and cum are the request's. Every load is made
+// Keys of N slots of one span; 0 where there is no candidate. log_z, cut and cum are the request's. Every load is made
 // for all N slots, whatever they hold, so that N loads are under way at once.
 template <int N>
-DEVICE void candidate_keys(const Children& children, const float* log_z, const u64* cut, const float* cum, int group,
+DEVICE void candidate_keys(const Children& children, const float* log_z, const u64* cut, const float* cum, int span,
                            const u32 (&slot)[N], u32 (&key)[N]) {
     u32 inside[N];
     int parent[N], start[N], node[N], place[N];
     float logit[N];
 #pragma unroll
     for (int n = 0; n < N; ++n) inside[n] = min(slot[n], children.total - 1);
-    children.find_parents(group, inside, parent);
+    children.find_parents(span, inside, parent);
 #pragma unroll
     for (int n = 0; n < N; ++n) start[n] = children.first[parent[n]];
 #pragma unroll
@@ -153,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     grinf_lay_out_children(const int* slot, const float* pool_cum, const int* pool_node, const int* pool_width_of,
                            int pool_width, const int* level, const int* first_child, const code_t* code,
                            const int* end_code, int rows, int max_groups, int* offset, int* first, float* cum,
-                           int* group_parent, int* total, int* num_survivors) {
+                           int* span_parent, int* total, int* num_survivors) {
     __shared__ u32 totals[WARP_SIZE + 1];
     const int b = blockIdx.x;
     const size_t pool_row = static_cast<size_t>(slot[b]) * pool_width;
@@ -162,7 +168,8 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     offset += static_cast<size_t>(b) * (rows + 1);
     first += static_cast<size_t>(b) * rows;
     cum += static_cast<size_t>(b) * rows;
-    group_parent += static_cast<size_t>(b) * (max_groups + 1);
+    const int max_spans = ceil_div(max_groups, SPAN_GROUPS);
+    span_parent += static_cast<size_t>(b) * (max_spans + 1);
     int before = 0;  // children of the beams before this round
     for (int start = 0; start < live; start += SELECT_THREADS) {
         const int w = start + threadIdx.x;
@@ -175,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
         }
         const int at = before + block_scan<SELECT_THREADS>(degree, totals);
         if (w < live) offset[w] = at;
-        for (int g = ceil_div(at, GROUP); g * GROUP < at + degree && g < max_groups; ++g) group_parent[g] = w;
+        for (int i = ceil_div(at, SPAN); i * SPAN < at + degree && i < max_spans; ++i) span_parent[i] = w;
         if (threadIdx.x == SELECT_THREADS - 1) totals[WARP_SIZE] = at + degree;
         __syncthreads();
         before = totals[WARP_SIZE];
@@ -183,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     if (threadIdx.x == 0) {
         before = min(before, max_groups * GROUP);
         offset[live] = before;
-        group_parent[ceil_div(before, GROUP)] = max(live - 1, 0);
+        span_parent[ceil_div(before, SPAN)] = max(live - 1, 0);
         total[b] = before;
         num_survivors[b] = 0;
     }
@@ -193,42 +200,40 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     grinf_child_normaliser(CHILDREN_PARAMS, const int* slot, const int* pool_width_of, const int* score_k,
                            float* log_z, u64* cut) {
+    extern __shared__ u32 staged[];
     __shared__ Scratch s;
-    __shared__ float peaks[ROW_THREADS / WARP_SIZE], sums[ROW_THREADS / WARP_SIZE];
+    __shared__ float partial[2 * ROW_THREADS / WARP_SIZE];
     const int b = blockIdx.y, w = blockIdx.x;
     if (w >= pool_width_of[slot[b]]) return;
     const Children children = CHILDREN_OF(b);
     const u32 start = children.offset[w], degree = children.offset[w + 1] - start;
     if (children.first[w] < 0) return;  // the beam has ended: its score is handed on, there is nothing to normalise
-    const auto child = [&](u32 i) {
+    const auto child_key = [&](u32 i) {
         const int node = children.node(w, start + i);
-        return children.is_live(node) ? pack_candidate(order_key(children.logit(w, children.column_of(node))), i) : 0;
+        return children.is_live(node) ? order_key(children.logit(w, children.column_of(node))) : 0;
     };
-    u64 least = 1;
-    if (score_k != nullptr && degree > static_cast<u32>(score_k[b]))
-        least = kth_largest<ROW_THREADS>(degree, child, score_k[b], s).least;
-
-    float peak = -1e30f, sum = 0.0f;
+    const bool cuts = score_k != nullptr && degree > static_cast<u32>(score_k[b]), stages = cuts && degree <= STAGED;
+    if (stages) {
+#pragma unroll 4
+        for (u32 i = threadIdx.x; i < degree; i += ROW_THREADS) staged[i] = child_key(i);
+        __syncthreads();
+    }
+    const auto child = [&](u32 i) { return pack_candidate(stages ? staged[i] : child_key(i), i); };
+    const u64 least = cuts ? kth_largest<ROW_THREADS>(degree, child, score_k[b], s).least : 1;
+    ExpSum sum;
     for_each<ROW_THREADS>(degree, child, [&](u64 v) {
         if (v < least) return;
         const float x = key_score(candidate_key(v));
-        if (x > peak) sum *= exp2_approx((peak - x) * LOG2E), peak = x;
-        sum += exp2_approx((x - peak) * LOG2E);
+        sum.raise_peak(x);
+        sum.sum += exp2_approx((x - sum.peak) * LOG2E);
     });
-    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-    const float warp_peak = warp_max(peak);
-    sum = warp_sum(sum * exp2_approx((peak - warp_peak) * LOG2E));
-    if (lane == 0) peaks[warp] = warp_peak, sums[warp] = sum;
-    __syncthreads();
+    const float value = sum.finish<ROW_THREADS>(partial);
     if (threadIdx.x != 0) return;
-    peak = peaks[0], sum = 0.0f;
-    for (int i = 1; i < ROW_THREADS / WARP_SIZE; ++i) peak = fmaxf(peak, peaks[i]);
-    for (int i = 0; i < ROW_THREADS / WARP_SIZE; ++i) sum += sums[i] * exp2_approx((peaks[i] - peak) * LOG2E);
-    log_z[static_cast<size_t>(b) * rows + w] = sum > 0.0f ? peak + logf(sum) : 0.0f;
+    log_z[static_cast<size_t>(b) * rows + w] = value > NEG_INF ? value : 0.0f;
     if (cut != nullptr) cut[static_cast<size_t>(b) * rows + w] = least;
 }
 
-extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 3)
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 4)
     grinf_group_children(CHILDREN_PARAMS, const float* log_z, const u64* cut, const float* cum, u32* group_key,
                          u32* leaf_key) {
     constexpr int WARPS = SCAN_THREADS / WARP_SIZE;
@@ -240,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 3)
         u32 slots[FAN], key[FAN], mine = 0, peak = 0;
 #pragma unroll
         for (int n = 0; n < FAN; ++n) slots[n] = group * GROUP + n * LEAF + lane;
-        candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, group, slots, key);
+        candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, group / SPAN_GROUPS, slots, key);
 #pragma unroll
         for (int n = 0; n < FAN; ++n) {
             const u32 best = __reduce_max_sync(FULL_MASK, key[n]);
@@ -274,26 +279,26 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     const int leaf = picked[static_cast<size_t>(b) * max_picked + pick];
     const u32 slots[1] = {static_cast<u32>(leaf * LEAF + lane)};
     u32 key[1];
-    candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, leaf / FAN, slots, key);
+    candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, leaf * LEAF / SPAN, slots, key);
     const u64 candidate = key[0] >= floor_key[b] ? pack_candidate(key[0], slots[0]) : 0;
     append_survivors(candidate, survivors + static_cast<size_t>(b) * max_picked * LEAF, num_survivors + b);
 }
 
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     grinf_finish_selection(CHILDREN_PARAMS, const u64* survivors, const int* num_survivors, const int* next_width,
-                           const float* margin, const int* min_width, const int* token, int width, int max_picked, int room,
+                           const float* margin, const int* min_width, const int* token, int width, int max_picked,
                            float* out_score, int* out_parent, int* out_token, int* out_node, int* out_count) {
-    extern __shared__ __align__(16) unsigned char smem[];
     const int b = blockIdx.x;
     const Children children = CHILDREN_OF(b);
     const size_t row = static_cast<size_t>(b) * width;
     const Beams out = {out_score + row, out_parent + row, out_token + row, out_node + row, out_count + b};
     const int* token_of = token + static_cast<size_t>(level[b]) * codes;
-    finish_selection(survivors + static_cast<size_t>(b) * max_picked * LEAF, num_survivors[b], next_width[b], margin[b],
-                     min_width[b], width, reinterpret_cast<u64*>(smem), room, out, [&](u32 position, int& parent, int& token, int& node) {
-                         const u32 slots[1] = {position};
-                         int parents[1];
-                         children.find_parents(position / GROUP, slots, parents);
-                         parent = parents[0], node = children.node(parent, position), token = token_of[code[node]];
-                     });
+    const auto decode = [&](u32 position, int& parent, int& token, int& node) {
+        const u32 slots[1] = {position};
+        int parents[1];
+        children.find_parents(position / SPAN, slots, parents);
+        parent = parents[0], node = children.node(parent, position), token = token_of[code[node]];
+    };
+    finish_selection(survivors + static_cast<size_t>(b) * max_picked * LEAF, num_survivors[b], next_width[b],
+                     margin[b], min_width[b], width, out, decode);
 }

@@ -21,7 +21,6 @@ from kernels_cupy.selection import (
     check_widths,
     max_picked,
     new_beams,
-    sort_room,
 )
 
 STEM: Final = "constrained_topk"
@@ -30,16 +29,17 @@ LEAF: Final = 32  # slots of a leaf group
 FAN: Final = 8  # leaf groups of a group
 GROUP: Final = LEAF * FAN
 BLOCK_GROUPS: Final = SCAN_THREADS // 32
-NORMALISER_THREADS: Final = 128
+SPAN_GROUPS: Final = 4  # groups of a span, whose first parent is remembered
+STAGED_BYTES: Final = 4 * 8192  # shared memory for the keys of one beam's children
 SCORES: Final = ("given", "children", "topk")
 INSTANCES: Final = tuple(
     Instance(
         STEM,
         "grinf_group_children",
-        (("DTYPE", dtype), ("CODE_BITS", bits)),
+        (("DTYPE", dtype), ("CODE_BITS", bits), ("ROW_THREADS", threads)),
         default=(dtype, bits) == ("BF16", 16),
     )
-    for dtype, bits in product(("BF16", "FP16", "FP32"), (16, 32))
+    for dtype, bits, threads in product(("BF16", "FP16", "FP32"), (16, 32), (128, 1024))
 )
 
 
@@ -57,6 +57,11 @@ def scan_blocks(batch: int, capacity: int) -> int:
     return min(ceil_div(max_groups(capacity), BLOCK_GROUPS), max(128, 2048 // batch))
 
 
+def row_threads(rows: int) -> int:
+    """Threads that normalise one beam: a few beams have many children, and many beams have few."""
+    return 1024 if rows <= 32 else 128
+
+
 def workspace(batch: int, rows: int, width: int, capacity: int) -> Shapes:
     """Dtype and shape of every intermediate, by the names of constrained_topk.cu.
 
@@ -72,7 +77,7 @@ def workspace(batch: int, rows: int, width: int, capacity: int) -> Shapes:
         "offset": (torch.int32, (batch, rows + 1)),
         "first": (torch.int32, (batch, rows)),
         "cum": (torch.float32, (batch, rows)),
-        "group_parent": (torch.int32, (batch, groups + 1)),
+        "span_parent": (torch.int32, (batch, ceil_div(groups, SPAN_GROUPS) + 1)),
         "total": (torch.int32, (batch,)),
         "log_z": (torch.float32, (batch, rows)),
         "cut": (torch.int64, (batch, rows)),
@@ -128,11 +133,15 @@ class _Search:
         self.work: Workspace = allocate(
             workspace(self.batch, self.rows, limits.width, trie.capacity), logits.device
         )
-        self.defines = {"DTYPE": dtype_name(logits.dtype), "CODE_BITS": 8 * trie.code.element_size()}
+        self.defines = {
+            "DTYPE": dtype_name(logits.dtype),
+            "CODE_BITS": 8 * trie.code.element_size(),
+            "ROW_THREADS": row_threads(self.rows),
+        }
         words = 0 if trie.live is None else trie.live.shape[-1]
         work = self.work
         self.children = (
-            ptr(logits), work["offset"], work["first"], work["group_parent"], work["total"],
+            ptr(logits), work["offset"], work["first"], work["span_parent"], work["total"],
             ptr(trie.code), ptr(trie.column), ptr(trie.live), ptr(trie.view), ptr(limits.level),
             i32(self.rows), i32(columns), i32(trie.token.shape[1]), i32(words), i32(self.groups),
         )  # fmt: skip
@@ -144,15 +153,16 @@ class _Search:
             ptr(path.slot), ptr(path.cum), ptr(path.node), ptr(path.width), i32(path.cum.shape[1]),
             ptr(self.limits.level), ptr(trie.first_child), ptr(trie.code), ptr(trie.end_code),
             i32(self.rows), i32(self.groups), work["offset"], work["first"], work["cum"],
-            work["group_parent"], work["total"], work["num_survivors"],
+            work["span_parent"], work["total"], work["num_survivors"],
         )  # fmt: skip
 
     def normalise(self, score: str) -> Tensor:
         score_k = ptr(self.limits.score_k) if score == "topk" else 0
         log_z = self.work.tensors["log_z"]
         self._launch(
-            "grinf_child_normaliser", (self.rows, self.batch), NORMALISER_THREADS,
+            "grinf_child_normaliser", (self.rows, self.batch), row_threads(self.rows),
             *self.children, ptr(self.path.slot), ptr(self.path.width), score_k, ptr(log_z), self._cut(score),
+            smem_bytes=STAGED_BYTES if score == "topk" else 0,
         )  # fmt: skip
         return log_z
 
@@ -182,13 +192,13 @@ class _Search:
         )  # fmt: skip
 
     def finish(self) -> Beams:
-        work, limits, room = self.work, self.limits, sort_room(self.limits.width)
+        work, limits = self.work, self.limits
         out = new_beams(self.batch, limits.width, self.trie.code.device)
         self._launch(
             "grinf_finish_selection", (self.batch,), SELECT_THREADS,
             *self.children, work["survivors"], work["num_survivors"],
             ptr(limits.next_width), ptr(limits.margin), ptr(limits.min_width), ptr(self.trie.token),
-            i32(limits.width), i32(self.max_picked), i32(room), *out.pointers(), smem_bytes=8 * room,
+            i32(limits.width), i32(self.max_picked), *out.pointers(),
         )  # fmt: skip
         return out
 

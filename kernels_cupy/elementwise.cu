@@ -11,7 +11,7 @@
 //
 // Kernels:
 //   grinf_add_rms_norm        grid (ceil(rows / (BLOCK / ROW_THREADS))), block BLOCK
-//   grinf_qk_norm_rope_write  block 256: a warp takes 4 * 512 / HEAD_DIM heads of a token, a token ceil(heads / that)
+//   grinf_qk_norm_rope_write  block 256: a warp takes ROUNDS * 512 / HEAD_DIM heads of a token, a token ceil(heads / that)
 //   grinf_swiglu              grid (ceil(rows * FEATURES / 8 / (256 * 4))), block 256
 // Layouts:
 //   x, residual (or null), out, total (null where residual is) [rows, HIDDEN]; weight [HIDDEN]
@@ -41,7 +41,7 @@
 #define BLOCK (ROW_THREADS > 256 ? ROW_THREADS : 256)
 #define UNROLL 4
 #ifndef ROUNDS
-#define ROUNDS 4  // heads that a lane takes part in
+#define ROUNDS 2  // heads that a lane takes part in
 #endif
 
 // --- device helpers

@@ -13,7 +13,7 @@ NEEDS: Final = Needs(sm_min=80, head_dims=(64, 128))
 PACK: Final = 8  # elements of a 16-byte access
 BLOCK: Final = 256
 PACKS_PER_THREAD: Final = 4
-ROUNDS: Final = 4  # heads that a lane takes part in
+ROUNDS: Final = 2  # heads that a lane takes part in
 MAX_HIDDEN: Final = 1024 * PACK * PACKS_PER_THREAD
 NORM_ENTRY: Final = "grinf_add_rms_norm"
 ROPE_ENTRY: Final = "grinf_qk_norm_rope_write"

@@ -77,6 +77,29 @@ DEVICE void for_each(u32 n, Get get, Use use) {
     }
 }
 
+// Sum of exponentials relative to the largest value so far, finite so that no infinities are subtracted.
+struct ExpSum {
+    float peak = -1e30f, sum = 0.0f;
+
+    DEVICE void raise_peak(float x) {
+        if (x > peak) sum *= exp2_approx((peak - x) * LOG2E), peak = x;
+    }
+
+    // Log-sum-exp of a block's sums, in every thread; `words` has two words for each warp.
+    template <int THREADS>
+    DEVICE float finish(float* words) const {
+        constexpr int WARPS = THREADS / WARP_SIZE;
+        const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
+        float top = warp_max(peak), total = warp_sum(sum * exp2_approx((peak - top) * LOG2E));
+        if (lane == 0) words[warp] = top, words[WARPS + warp] = total;
+        __syncthreads();
+        const float warp_top = lane < WARPS ? words[lane] : -1e30f, warp_total = lane < WARPS ? words[WARPS + lane] : 0.0f;
+        top = warp_max(warp_top);
+        total = warp_sum(warp_total * exp2_approx((warp_top - top) * LOG2E));
+        return top + logf(total);
+    }
+};
+
 // Smallest, largest and number of the values that are not 0, over what each lane brings; every lane gets them.
 DEVICE void warp_bounds(u64& low, u64& high, u32& found) {
 #pragma unroll

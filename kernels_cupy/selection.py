@@ -102,11 +102,6 @@ def max_picked(width: int) -> int:
     return 2 * width
 
 
-def sort_room(width: int) -> int:
-    """Candidates that are sorted in shared memory, 8 bytes each: a power of two, twice the beams at least."""
-    return 2 << (width - 1).bit_length()
-
-
 def check_widths(logits: Tensor, path: Path, limits: Limits) -> None:
     """Refuse what the kernels were not built for.
 

@@ -3,7 +3,7 @@
 // Formula: score = (logit - log_z[row]) + cum[row], log_z = m + log(sum over columns of exp(logit - m)).
 //
 // The logits are read once, 16 bytes at a time: a block streams a row, keeps an online sum of exponentials and the maxima
-// of tiles of 128 columns, and scores the maxima when the row's normaliser is known. Rounding is monotone, so the score of
+// of tiles of columns, and scores the maxima when the row's normaliser is known. Rounding is monotone, so the score of
 // a tile's largest logit is its largest score. Only the K best tiles are read again. See selection.cuh.
 //
 // `topk` scores: the normaliser and the candidates are the row's score_k best logits, ties to the smaller column. They lie
@@ -15,15 +15,16 @@
 //                            8 * LIST bytes. MODE: GIVEN (log_z is read), FULL or TOPK (log_z is written)
 //   grinf_pick_groups        grid (B), block 1024: the tiles that matter, and a floor below which no candidate does
 //   grinf_rescan_columns     grid (ceil(P / 8), B), block 256: the candidates of those tiles above the floor
-//   grinf_finish_selection   grid (B), block 1024, dynamic shared memory of `room` candidates of 8 bytes
+//   grinf_finish_selection   grid (B), block 1024
 //
 // Layouts:
 //   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, column) that counts; null: all)
 //   slot, next_width, score_k, min_width int32 [B]; margin float [B]
 //   pool_cum float [slots + 1, pool_width]; pool_width_of int32 [slots + 1] (live beams)
-// Workspace, for G groups of 32 tiles a row (tiles past its end have key 0) and P tiles that are looked at again:
-//   group_key u32 [B, W, G]; tile_key u32 [B, W, G, 32]; picked int32 [B, P]; num_picked int32 [B]; floor_key u32 [B]
-//   survivors u64 [B, P * 128]; num_survivors int32 [B]
+// Workspace, for G groups of 4096 columns a row, F tiles a group (past the row's end they have key 0), and P tiles that are
+// looked at again; a tile has T = 512 columns, for MODE TOPK 128:
+//   group_key u32 [B, W, G]; tile_key u32 [B, W, G, F]; picked int32 [B, P]; num_picked int32 [B]; floor_key u32 [B]
+//   survivors u64 [B, P * T]; num_survivors int32 [B]
 // A position is row * columns + column, below 2^32.
 //
 // Constants: DTYPE, type of the logits; ALIGNED, 1 where every row starts at a multiple of 16 bytes; ROW_THREADS; MODE.
@@ -40,71 +41,62 @@
 #define ALIGNED 1
 #endif
 #ifndef ROW_THREADS
-#define ROW_THREADS 512
+#define ROW_THREADS 256
 #endif
 #ifndef MODE
 #define MODE FULL
 #endif
 
-#define TILE 128  // columns of a leaf group
-#define FAN 32    // tiles of a group
 #define PACK (16 / static_cast<int>(sizeof(elem)))  // columns of one 16-byte load
-#define LANES (TILE / PACK)                         // lanes that hold a tile
-#define UNROLL 4
-#define NEG_INF_BITS (DTYPE == FP32 ? 0xff800000u : DTYPE == FP16 ? 0xfc00fc00u : 0xff80ff80u)
-#define LIST 8192  // candidates of a row that are selected in shared memory
+#define PART 128                                    // columns that a group of lanes loads at once
+#define LANES (PART / PACK)
+#define UNROLL 4                                    // parts that they have under way, one after the other in the row
+#define TILE (MODE == TOPK ? PART : PART * UNROLL)  // columns of a leaf group
+#define TILE_PARTS (TILE / PART)
+#define FAN (4096 / TILE)  // tiles of a group
+#define LIST 4096          // candidates of a row that are selected in shared memory
 #define SCAN_THREADS 256
 #define FIXED_POINT 1099511627776.0f  // 2^40
+#define NEG_INF_BITS (DTYPE == FP32 ? 0xff800000u : DTYPE == FP16 ? 0xfc00fc00u : 0xff80ff80u)
 
 // --- device helpers
 
-// Sum of exponentials relative to the largest value so far, finite so that no difference of infinities occurs.
-struct Sum {
-    float peak = -1e30f, sum = 0.0f;
-
-    DEVICE void add(const float (&x)[PACK], float largest) {
-        if (largest > peak) sum *= exp2_approx((peak - largest) * LOG2E), peak = largest;
-        const float shift = peak * LOG2E;
-        float part[PACK];
+DEVICE float largest_of(const float (&x)[PACK]) {
+    float largest = x[0];
 #pragma unroll
-        for (int i = 0; i < PACK; ++i) part[i] = exp2_approx(fmaf(x[i], LOG2E, -shift));
-#pragma unroll
-        for (int d = PACK / 2; d > 0; d /= 2) {
-#pragma unroll
-            for (int i = 0; i < d; ++i) part[i] += part[i + d];
-        }
-        sum += part[0];
-    }
-
-    // The block's log-sum-exp, in every thread.
-    DEVICE float finish() const {
-        constexpr int WARPS = ROW_THREADS / WARP_SIZE;
-        __shared__ float peaks[WARPS], sums[WARPS];
-        const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
-        const float warp_peak = warp_max(peak);
-        const float warp_total = warp_sum(sum * exp2_approx((peak - warp_peak) * LOG2E));
-        if (lane == 0) peaks[warp] = warp_peak, sums[warp] = warp_total;
-        __syncthreads();
-        float top = peaks[0], total = 0.0f;
-        for (int w = 1; w < WARPS; ++w) top = fmaxf(top, peaks[w]);
-        for (int w = 0; w < WARPS; ++w) total += sums[w] * exp2_approx((peaks[w] - top) * LOG2E);
-        return top + logf(total);
-    }
-};
-
-// The columns of pack p. A tile is LANES consecutive packs; in rows that are not aligned its columns are dealt out to the
-// lanes one by one, so that loads stay coalesced.
-DEVICE int pack_column(int p, int i) {
-    return ALIGNED ? p * PACK + i : p / LANES * TILE + i * LANES + p % LANES;
+    for (int i = 1; i < PACK; ++i) largest = fmaxf(largest, x[i]);
+    return largest;
 }
 
+DEVICE void add_exponentials(ExpSum& sum, const float (&x)[PACK], float largest) {
+    sum.raise_peak(largest);
+    const float shift = sum.peak * LOG2E;
+    float part[PACK];
+#pragma unroll
+    for (int i = 0; i < PACK; ++i) part[i] = exp2_approx(fmaf(x[i], LOG2E, -shift));
+#pragma unroll
+    for (int d = PACK / 2; d > 0; d /= 2) {
+#pragma unroll
+        for (int i = 0; i < d; ++i) part[i] += part[i + d];
+    }
+    sum.sum += part[0];
+}
+
+// Columns of this thread in a part of the row: consecutive ones, but in rows that are not aligned dealt out to the lanes
+// one by one, so that loads stay coalesced.
+DEVICE int part_column(int part, int i) {
+    const int lane = threadIdx.x % LANES;
+    return part * PART + (ALIGNED ? lane * PACK + i : i * LANES + lane);
+}
+
+// What this thread loads of a part; -inf past the row's end.
 #if ALIGNED
 struct Pack {
     uint4 raw;
 
-    DEVICE void load(const elem* row, int columns, int p) {
+    DEVICE void load(const elem* row, int columns, int part) {
         raw = make_uint4(NEG_INF_BITS, NEG_INF_BITS, NEG_INF_BITS, NEG_INF_BITS);
-        if (p * PACK < columns) raw = load16(row + static_cast<size_t>(p) * PACK);
+        if (part_column(part, 0) < columns) raw = load16(row + part_column(part, 0));
     }
     DEVICE void widen(float (&x)[PACK]) const { widen16<elem>(raw, x); }
 };
@@ -112,10 +104,10 @@ struct Pack {
 struct Pack {
     float value[PACK];
 
-    DEVICE void load(const elem* row, int columns, int p) {
+    DEVICE void load(const elem* row, int columns, int part) {
 #pragma unroll
         for (int i = 0; i < PACK; ++i)
-            value[i] = pack_column(p, i) < columns ? to_float(row[pack_column(p, i)]) : NEG_INF;
+            value[i] = part_column(part, i) < columns ? to_float(row[part_column(part, i)]) : NEG_INF;
     }
     DEVICE void widen(float (&x)[PACK]) const {
 #pragma unroll
@@ -124,32 +116,26 @@ struct Pack {
 };
 #endif
 
-// visit(p, columns of pack p) for every pack of a row, -inf past its end and in tiles that are not wanted. A warp visits
-// whole tiles together.
+// visit(part, this thread's columns) for every part of a row, -inf past its end and in parts that are not wanted. The
+// lanes of a part visit it together, and UNROLL parts in a row one after the other.
 template <class Wanted, class Visit>
 DEVICE void stream_row(const elem* row, int columns, Wanted wanted, Visit visit) {
-    const int packs = ceil_div(columns, TILE) * LANES;
-    for (int start = threadIdx.x; start / ROW_THREADS * ROW_THREADS < packs; start += ROW_THREADS * UNROLL) {
+    constexpr int STEP = ROW_THREADS / LANES * UNROLL;
+    for (int start = 0; start * PART < columns; start += STEP) {
+        const int first = start + threadIdx.x / LANES * UNROLL;
         Pack pack[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
-            const int p = start + u * ROW_THREADS;
-            pack[u].load(row, p < packs && wanted(p / LANES) ? columns : 0, p);
+            const int part = first + u;
+            pack[u].load(row, part * PART < columns && wanted(part) ? columns : 0, part);
         }
 #pragma unroll
         for (int u = 0; u < UNROLL; ++u) {
             float x[PACK];
             pack[u].widen(x);
-            visit(start + u * ROW_THREADS, x);
+            visit(first + u, x);
         }
     }
-}
-
-DEVICE float largest_of(const float (&x)[PACK]) {
-    float largest = x[0];
-#pragma unroll
-    for (int i = 1; i < PACK; ++i) largest = fmaxf(largest, x[i]);
-    return largest;
 }
 
 DEVICE u64 logit_candidate(float logit, int column) { return pack_candidate(order_key(logit), column); }
@@ -164,10 +150,10 @@ DEVICE u64 best_logits(const elem* row, int columns, const float* tile_max, int 
     if (threadIdx.x == 0) s.counter = 0, total = 0;
     __syncthreads();
     const auto wanted = [&](int t) { return order_key(tile_max[t]) >= floor; };
-    stream_row(row, columns, wanted, [&](int p, const float(&x)[PACK]) {
+    stream_row(row, columns, wanted, [&](int part, const float(&x)[PACK]) {
 #pragma unroll
         for (int i = 0; i < PACK; ++i) {
-            const int column = pack_column(p, i);
+            const int column = part_column(part, i);
             if (column >= columns || order_key(x[i]) < floor) continue;
             const u32 at = atomicAdd(&s.counter, 1u);
             if (at < LIST) list[at] = logit_candidate(x[i], column);
@@ -198,18 +184,19 @@ DEVICE u64 best_logits(const elem* row, int columns, const float* tile_max, int 
 
 // --- kernels
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1024 / ROW_THREADS)
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1280 / ROW_THREADS)
     grinf_row_logsumexp(const elem* logits, int columns, float* log_z) {
     const elem* row = logits + static_cast<size_t>(blockIdx.x) * columns;
-    Sum sum;
+    __shared__ float partial[2 * ROW_THREADS / WARP_SIZE];
+    ExpSum sum;
     stream_row(
         row, columns, [](int) { return true; },
-        [&](int, const float(&x)[PACK]) { sum.add(x, largest_of(x)); });
-    const float value = sum.finish();
+        [&](int, const float(&x)[PACK]) { add_exponentials(sum, x, largest_of(x)); });
+    const float value = sum.finish<ROW_THREADS>(partial);
     if (threadIdx.x == 0) log_z[blockIdx.x] = value;
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1024 / ROW_THREADS)
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1280 / ROW_THREADS)
     grinf_group_columns(const elem* logits, int columns, int groups, const int* slot, const float* pool_cum,
                         const int* pool_width_of, int pool_width, const int* score_k, float* log_z, u64* cut,
                         u32* group_key, u32* tile_key, int* num_survivors) {
@@ -220,18 +207,24 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1024 / ROW_THREADS)
     const size_t at = static_cast<size_t>(b) * gridDim.x + w;
     const elem* row = logits + at * columns;
     float* tile_max = reinterpret_cast<float*>(smem);
-    Sum sum;
+    __shared__ float partial[2 * ROW_THREADS / WARP_SIZE];
+    ExpSum sum;
+    float largest = NEG_INF;
     stream_row(
         row, columns, [](int) { return true; },
-        [&](int p, const float(&x)[PACK]) {
-            float largest = largest_of(x);
-            if (MODE == FULL) sum.add(x, largest);
+        [&](int part, const float(&x)[PACK]) {
+            const float here = largest_of(x);
+            if (MODE == FULL) add_exponentials(sum, x, here);
+            largest = fmaxf(largest, here);
+            if (part % TILE_PARTS != TILE_PARTS - 1) return;  // the tile goes on
             largest = warp_max<LANES>(largest);
-            if (p % LANES == 0 && p / LANES < tiles) tile_max[p / LANES] = largest;
+            const int tile = part / TILE_PARTS;
+            if (threadIdx.x % LANES == 0 && tile < tiles) tile_max[tile] = largest;
+            largest = NEG_INF;
         });
     float z = 0.0f;
     u64 least = 1;
-    if (MODE == FULL) z = sum.finish();
+    if (MODE == FULL) z = sum.finish<ROW_THREADS>(partial);
     __syncthreads();
     if (MODE == GIVEN) z = log_z[at];
     if (MODE == TOPK) {
@@ -243,13 +236,17 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1024 / ROW_THREADS)
     if (MODE != GIVEN && threadIdx.x == 0) log_z[at] = z;
 
     const float cum = pool_cum[static_cast<size_t>(slot[b]) * pool_width + w];
-    for (int t = threadIdx.x; t < groups * FAN; t += ROW_THREADS) {
+    for (int start = 0; start < groups * FAN; start += ROW_THREADS) {
+        const int t = start + threadIdx.x;
         u32 key = 0;
         // A tile counts while its first column, with its largest logit, would: so do the ties up to the last one kept.
         if (t < tiles && logit_candidate(tile_max[t], t * TILE) >= least)
             key = order_key(beam_score(tile_max[t], z, cum));
+        u32 best = key;
+#pragma unroll
+        for (int d = FAN / 2; d > 0; d /= 2) best = max(best, __shfl_xor_sync(FULL_MASK, best, d));
+        if (t >= groups * FAN) continue;
         tile_key[at * groups * FAN + t] = key;
-        const u32 best = __reduce_max_sync(FULL_MASK, key);
         if (t % FAN == 0) group_key[at * groups + t / FAN] = best;
     }
 }
@@ -277,28 +274,35 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     const size_t at = static_cast<size_t>(b) * rows + w;
     const float z = log_z[at], cum = pool_cum[static_cast<size_t>(slot[b]) * pool_width + w];
     const u64 least = cut == nullptr ? 1 : cut[at];
-    for (int column = start + lane; column < start + TILE; column += WARP_SIZE) {
-        u64 candidate = 0;
-        if (column < columns) {
-            const float logit = to_float(logits[at * columns + column]);
-            const u32 key = order_key(beam_score(logit, z, cum));
-            if (key >= floor_key[b] && logit_candidate(logit, column) >= least)
-                candidate = pack_candidate(key, static_cast<u32>(w) * columns + column);
+    const u32 floor = floor_key[b];
+    for (int first = start + lane; first < start + TILE; first += PART) {
+        float logit[PART / WARP_SIZE];
+#pragma unroll
+        for (int i = 0; i < PART / WARP_SIZE; ++i) {
+            const int column = first + i * WARP_SIZE;
+            logit[i] = to_float(logits[at * columns + min(column, columns - 1)]);
         }
-        append_survivors(candidate, survivors + static_cast<size_t>(b) * max_picked * TILE, num_survivors + b);
+#pragma unroll
+        for (int i = 0; i < PART / WARP_SIZE; ++i) {
+            const int column = first + i * WARP_SIZE;
+            const u32 key = order_key(beam_score(logit[i], z, cum));
+            const bool counts = column < columns && key >= floor && logit_candidate(logit[i], column) >= least;
+            const u64 candidate = counts ? pack_candidate(key, static_cast<u32>(w) * columns + column) : 0;
+            append_survivors(candidate, survivors + static_cast<size_t>(b) * max_picked * TILE, num_survivors + b);
+        }
     }
 }
 
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
     grinf_finish_selection(const u64* survivors, const int* num_survivors, const int* next_width,
-                           const float* margin, const int* min_width, int columns, int width, int max_picked, int room,
+                           const float* margin, const int* min_width, int columns, int width, int max_picked,
                            float* out_score, int* out_parent, int* out_token, int* out_node, int* out_count) {
-    extern __shared__ __align__(16) unsigned char smem[];
     const int b = blockIdx.x;
     const size_t row = static_cast<size_t>(b) * width;
     const Beams out = {out_score + row, out_parent + row, out_token + row, out_node + row, out_count + b};
-    finish_selection(survivors + static_cast<size_t>(b) * max_picked * TILE, num_survivors[b], next_width[b], margin[b],
-                     min_width[b], width, reinterpret_cast<u64*>(smem), room, out, [&](u32 position, int& parent, int& token, int&) {
-                         parent = position / static_cast<u32>(columns), token = position % static_cast<u32>(columns);
-                     });
+    const auto decode = [&](u32 position, int& parent, int& token, int&) {
+        parent = position / static_cast<u32>(columns), token = position % static_cast<u32>(columns);
+    };
+    finish_selection(survivors + static_cast<size_t>(b) * max_picked * TILE, num_survivors[b], next_width[b],
+                     margin[b], min_width[b], width, out, decode);
 }

@@ -19,56 +19,59 @@ from kernels_cupy.selection import (
     check_widths,
     max_picked,
     new_beams,
-    sort_room,
 )
 
 STEM: Final = "vocab_topk"
 NEEDS: Final = Needs(sm_min=80, dtypes=("bfloat16", "float16", "float32"))
-TILE: Final = 128  # columns of a leaf group
-FAN: Final = 32  # leaf groups of a group
-LIST: Final = 8192  # candidates of a row that `topk` scores select in shared memory
+GROUP: Final = 4096  # columns of a group of tiles
+LIST: Final = 4096  # candidates of a row that `topk` scores select in shared memory
 SCORES: Final = ("vocab", "topk")
 INSTANCES: Final = tuple(
     Instance(
         STEM,
         "grinf_group_columns",
         (("DTYPE", dtype), ("ALIGNED", aligned), ("ROW_THREADS", threads), ("MODE", mode)),
-        default=(dtype, aligned, threads) == ("BF16", 1, 512),
+        default=(dtype, aligned, threads) == ("BF16", 1, 256),
     )
     for dtype, aligned, threads, mode in product(
-        ("BF16", "FP16", "FP32"), (0, 1), (128, 512), ("GIVEN", "FULL", "TOPK")
+        ("BF16", "FP16", "FP32"), (0, 1), (128, 256), ("GIVEN", "FULL", "TOPK")
     )
 )
 
 
 def row_threads(columns: int) -> int:
     """Threads that stream one row: a short row is over before many threads have started."""
-    return 128 if columns <= 16384 else 512
+    return 128 if columns <= 16384 else 256
+
+
+def tile(mode: str) -> int:
+    """Columns of a leaf group; `topk` scores look for a row's best logits in its best tiles, and want small ones."""
+    return 128 if mode == "TOPK" else 512
 
 
 def row_groups(columns: int) -> int:
     """Groups of tiles of one row."""
-    return ceil_div(columns, TILE * FAN)
+    return ceil_div(columns, GROUP)
 
 
 def group_bytes(columns: int, mode: str) -> int:
     """Shared memory of a block that groups a row: its tiles' maxima, and the list of its best logits."""
-    tiles = ceil_div(columns, TILE)
+    tiles = ceil_div(columns, tile(mode))
     return ceil_div(tiles, 4) * 16 + (8 * LIST if mode == "TOPK" else 0)
 
 
-def workspace(batch: int, rows: int, width: int, columns: int) -> Shapes:
+def workspace(batch: int, rows: int, width: int, columns: int, mode: str) -> Shapes:
     """Dtype and shape of every intermediate, by the names of vocab_topk.cu."""
     groups = row_groups(columns)
     return {
         "log_z": (torch.float32, (batch, rows)),
         "cut": (torch.int64, (batch, rows)),
         "group_key": (torch.int32, (batch, rows, groups)),
-        "tile_key": (torch.int32, (batch, rows, groups, FAN)),
+        "tile_key": (torch.int32, (batch, rows, groups, GROUP // tile(mode))),
         "picked": (torch.int32, (batch, max_picked(width))),
         "num_picked": (torch.int32, (batch,)),
         "floor_key": (torch.int32, (batch,)),
-        "survivors": (torch.int64, (batch, max_picked(width), TILE)),
+        "survivors": (torch.int64, (batch, max_picked(width), tile(mode))),
         "num_survivors": (torch.int32, (batch,)),
     }
 
@@ -113,10 +116,10 @@ def select_and_normalise(
         raise ValueError(f"{rows} beams x {columns} columns do not fit into 32-bit positions")
     mode = "TOPK" if score == "topk" else "FULL" if log_z is None else "GIVEN"
     defines = _defines(logits, mode)
-    work = allocate(workspace(batch, rows, limits.width, columns), logits.device)
+    work = allocate(workspace(batch, rows, limits.width, columns, mode), logits.device)
     log_z = work.tensors["log_z"] if log_z is None else log_z
     cut = work["cut"] if score == "topk" else 0
-    groups, pool_width, room = i32(row_groups(columns)), i32(path.cum.shape[1]), sort_room(limits.width)
+    groups, pool_width = i32(row_groups(columns)), i32(path.cum.shape[1])
     width, picked = limits.width, max_picked(limits.width)
 
     def launch(entry: str, grid: tuple[int, ...], threads: int, *args: Any, smem_bytes: int = 0) -> None:
@@ -144,7 +147,7 @@ def select_and_normalise(
         "grinf_finish_selection", (batch,), SELECT_THREADS,
         work["survivors"], work["num_survivors"],
         ptr(limits.next_width), ptr(limits.margin), ptr(limits.min_width),
-        i32(columns), i32(width), i32(picked), i32(room), *out.pointers(), smem_bytes=8 * room,
+        i32(columns), i32(width), i32(picked), *out.pointers(),
     )  # fmt: skip
     return out, log_z
 

@@ -101,7 +101,7 @@ def make_buckets(
         bounds: Beams that can be alive after each level.
         widths: Width buckets, as `width_buckets` gives them.
         max_batch: Requests of one batch.
-        max_tokens: Prompt tokens of one prefill.
+        max_tokens: Prompt tokens of one prefill; 0: prefills are not captured.
         mixed_levels: Whether requests at different levels share a batch.
         shrinking: Whether a margin can shrink the beams.
     """
@@ -120,7 +120,7 @@ def make_buckets(
             most = min(bounds[level], start) if shrinking else bounds[level]
             transitions[start, bucket(most), None if mixed_levels else level] = None
     steps = range(_TOKEN_STEP, max_tokens + _TOKEN_STEP, _TOKEN_STEP)
-    tokens = _up_to((*_SMALL_TOKENS, *steps), max_tokens)
+    tokens = _up_to((*_SMALL_TOKENS, *steps), max_tokens) if max_tokens else ()
     return BucketTable(tuple(range(1, max_batch + 1)), tokens, tuple(transitions))
 
 

@@ -36,7 +36,9 @@ def flash_prefill_attention(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, seq_lens: tuple[int, ...], scale: float
 ) -> Tensor:
     """See `contracts.PrefillAttention`; takes the prompt borders from the device, so it can be captured."""
-    longest = max(seq_lens)
+    longest = max(
+        2, *seq_lens
+    )  # where all prompts have one token FlashAttention swaps axes, and trips on padding
     return torch.ops.aten._flash_attention_forward(
         q, k, v, cu_seqlens, cu_seqlens, longest, longest, 0.0, True, False, scale=scale
     )[0]

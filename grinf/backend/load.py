@@ -115,7 +115,9 @@ def load_backend(
     }
     buckets = BucketTable()
     if captured:
-        tokens = min(options.max_batch_tokens, max_batch * max_context)
+        tokens = (
+            0 if "prefill_attention" in ops.eager else min(options.max_batch_tokens, max_batch * max_context)
+        )
         mixed = state.scoring.mixed_levels
         buckets = make_buckets(bounds, widths, max_batch, tokens, mixed_levels=mixed, shrinking=shrinking)
     runner = GraphRunner() if captured else EagerRunner()

@@ -75,6 +75,7 @@ class Implementation:
         needs: Where it runs.
         rank: Higher wins among those that run.
         load: Builds the callable for a site; compiles what must be compiled.
+        capturable: Whether its result depends on tensors alone, so that a graph may hold it.
     """
 
     op: str
@@ -82,11 +83,17 @@ class Implementation:
     needs: Needs
     rank: int
     load: Callable[[Site], Callable[..., Any]]
+    capturable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """The resolved table: what the steps call."""
+    """The resolved table: what the steps call.
+
+    Attributes:
+        names: Implementation of each op.
+        eager: Ops whose implementation no graph may hold.
+    """
 
     qk_norm_rope_write: contracts.QkNormRopeWrite
     add_rms_norm: contracts.AddRmsNorm
@@ -98,9 +105,10 @@ class Ops:
     select_unconstrained: contracts.SelectUnconstrained
     extend_path: contracts.ExtendPath
     names: Mapping[str, str]
+    eager: frozenset[str]
 
 
-OPS = tuple(field for field in Ops.__dataclass_fields__ if field != "names")
+OPS = tuple(field for field in Ops.__dataclass_fields__ if field not in ("names", "eager"))
 PARTS = ("context_attention", "beam_attention", "merge_attention")
 """Ops that a decode attention may be composed of; tested and timed on their own, never called by a step."""
 
@@ -154,15 +162,27 @@ class KernelRegistry:
             raise UsageError(f"kernels.{unknown[0]} is not an op", f"ops are: {', '.join(OPS)}")
         chosen = {op: self.choose(op, site, overrides.get(op)) for op in OPS}
         loaded = {op: implementation.load(site) for op, implementation in chosen.items()}
-        return Ops(**loaded, names={op: implementation.name for op, implementation in chosen.items()})
+        names = {op: implementation.name for op, implementation in chosen.items()}
+        eager = frozenset(op for op, implementation in chosen.items() if not implementation.capturable)
+        return Ops(**loaded, names=names, eager=eager)
 
 
 def reference_implementations() -> list[Implementation]:
-    """The torch reference of every op: runs anywhere, and wins only where nothing else does."""
+    """The torch reference of every op: runs anywhere, and wins only where nothing else does.
+
+    Its prefill attention takes the borders of the prompts from the host, which a graph would freeze.
+    """
     from grinf.ops import reference
 
     return [
-        Implementation(op, "torch", Needs(), 0, lambda _, op=op: getattr(reference, op))
+        Implementation(
+            op,
+            "torch",
+            Needs(),
+            0,
+            lambda _, op=op: getattr(reference, op),
+            capturable=op != "prefill_attention",
+        )
         for op in (*OPS, *PARTS)
     ]
 

@@ -83,7 +83,7 @@ def decode_forward(state: BackendState, ops: Ops, buf: BatchBuffers, width: int)
     ancestor = path.gather_index(buf.slot, buf.step, width)
     rows = state.beam_kv.row_index(buf.slot, buf.step, width).flatten()
     # The token of level t stands right behind the prompt and the t tokens before it.
-    positions = (buf.context_len + buf.step)[:, None].expand_as(tokens).flatten()
+    positions = (buf.context_len + buf.step)[:, None].expand_as(tokens).contiguous().flatten()
 
     def attend(layer: int, qkv: Tensor) -> Tensor:
         qkv = qkv.view(qkv.shape[0], -1, config.head_dim)

@@ -101,8 +101,8 @@ class TorchBackend:
         if buf is None:
             buf = self._make_buffers(shape, max(len(r.lease.pages) for r in batch.requests if r.lease))
         rows = [self._row(request) for request in batch.requests]
-        buf.fill(rows, prompts, self.capacity.page_size)
         with torch.inference_mode():
+            buf.fill(rows, prompts, self.capacity.page_size)
             self._runner.run(shape, self._step(shape, buf, lengths))
 
     def _step(self, shape: Shape, buf: BatchBuffers, lengths: tuple[int, ...]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""What a user may set, a frozen and strict model per command: each field is a flag, a variable and a file key."""
+"""What a user may set, a frozen, strict model per command: a field is a flag, a variable and a file key."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -49,7 +49,8 @@ class Settings(BaseModel):
 
     def spelled(self) -> dict[str, Any]:
         """Give every value that is set as a flag or a file spells it; reading that gives equal settings."""
-        return self.model_dump(mode="json", exclude_none=True)
+        values = self.model_dump(mode="json", exclude_none=True)
+        return {name: value for name, value in values.items() if value not in ("", [])}
 
 
 class EngineSettings(Settings):
@@ -227,7 +228,11 @@ class BenchSettings(EngineSettings):
     beams: BeamsList | None = setting(None, "Schedules, 900,20-300-900.", "LIST", shown="the device's")
     constrained: Literal["off", "on", "both"] = setting("off", "Search with a trie, without, or both.")
     catalog: Specs | None = setting(
-        None, "Trie, or synthetic:items=1M,levels=3,codebook=8192,skew=1.1.", "SPEC", many=True, shown="--trie"
+        None,
+        "Trie, or synthetic:items=1M,levels=3,codebook=8192,skew=1.1.",
+        "SPEC",
+        many=True,
+        shown="--trie",
     )
     scores: Scores = setting((), "Score modes to sweep.", "LIST", shown="--score")
     arrival: Literal["poisson", "closed"] = setting("poisson", "How requests arrive.")
@@ -235,7 +240,9 @@ class BenchSettings(EngineSettings):
         None, "How many requests prove a rate.", shown="the device's"
     )
     budget: DurationNs | None = setting(None, "Time for the whole run.", "DURATION")
-    engine: str = setting("grinf", "grinf[:graphs=off,...], hf, or sim:base=9ms,per_req=4.5ms,max_batch=16.", "SPEC")
+    engine: str = setting(
+        "grinf", "grinf[:graphs=off,...], hf, or sim:base=9ms,per_req=4.5ms,max_batch=16.", "SPEC"
+    )
     versus: str | None = setting(None, "Engine to take turns with, instead of searching for a rate.", "SPEC")
     aa: Switch = setting(False, "Take turns with itself: shows what difference this machine can see.")
     interleave: Count = setting(10, "Pairs of turns of --versus and --aa.", "N")

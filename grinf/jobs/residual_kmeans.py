@@ -1,5 +1,6 @@
 """Residual k-means: vectors to Semantic IDs, level by level from coarse to fine."""
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from grinf.errors import DataError
 POINTS_PER_CENTROID = 64
 """Vectors that a centroid is learned from; more only cost time."""
 CHUNK = 8192
-BALANCE_CANDIDATES, BALANCE_ROUNDS = 32, 60
+MAX_LOAD = 1.5
+"""Most vectors of a code in a balanced level, as a multiple of its fair share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def residual_kmeans(
         levels: Codes per SID.
         codebook_size: Codes per level, K; fewer are used if there are fewer vectors.
         seed: Of the samples and the first centroids.
-        balanced: Give the codes of a level about equally many vectors.
+        balanced: Give no code of a level more than `MAX_LOAD` times its fair share.
         unique: Give every vector a SID of its own, by its last code.
         on_level: Called with the number of levels that are done.
 
@@ -88,9 +90,9 @@ def residual_kmeans(
         if unique and level == levels - 1:
             chosen = _assign_unique(residual, centroids, prefix)
         elif balanced:
-            chosen = _assign_balanced(residual, centroids)
+            chosen = _assign_evenly(residual, centroids)
         else:
-            chosen = _nearest(residual, centroids, 1)[1][:, 0]
+            chosen = _nearest(residual, centroids)[0]
         residual = residual - centroids[chosen]
         prefix = np.unique(prefix * codebook_size + chosen, return_inverse=True)[1]
         codes.append(chosen)
@@ -130,33 +132,35 @@ def _learn_centroids(vectors: np.ndarray, codebook_size: int, seed: int) -> np.n
 
 
 def _distances(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Squared distances less |vector|², which no comparison within a row needs."""
-    return (centroids**2).sum(axis=1) - 2 * vectors @ centroids.T
+    """Squared distances, [n, K]."""
+    dots = vectors @ centroids.T
+    return (vectors**2).sum(axis=1, keepdims=True) - 2 * dots + (centroids**2).sum(axis=1)
 
 
-def _nearest(vectors: np.ndarray, centroids: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Distances and indices of the `count` nearest centroids, [n, count] each, in no order."""
-    distances = np.empty((len(vectors), count), np.float32)
-    indices = np.empty((len(vectors), count), np.int64)
+def _nearest(vectors: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Index and squared distance of the nearest centroid, [n] each."""
+    index, distance = np.empty(len(vectors), np.int64), np.empty(len(vectors), np.float32)
     for start in range(0, len(vectors), CHUNK):
         rows = slice(start, start + CHUNK)
         found = _distances(vectors[rows], centroids)
-        indices[rows] = np.argpartition(found, count - 1, axis=1)[:, :count]
-        distances[rows] = np.take_along_axis(found, indices[rows], axis=1)
-    return distances, indices
+        index[rows], distance[rows] = found.argmin(axis=1), found.min(axis=1)
+    return index, distance
 
 
-def _assign_balanced(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Assign vectors to near centroids under prices: a crowded centroid gets dearer, an empty one cheaper."""
-    distances, candidates = _nearest(vectors, centroids, min(BALANCE_CANDIDATES, len(centroids)))
-    fair = len(vectors) / len(centroids)
-    prices = np.zeros(len(centroids), np.float32)
-    chosen = candidates[:, 0]
-    for _ in range(BALANCE_ROUNDS):
-        best = (distances + prices[candidates]).argmin(axis=1)
-        chosen = np.take_along_axis(candidates, best[:, None], axis=1)[:, 0]
-        load = np.bincount(chosen, minlength=len(centroids))
-        prices += 0.1 * distances.std() * np.tanh(load / fair - 1)
+def _assign_evenly(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
+    """Fill centroids to their capacity, nearest vectors first; the others turn to those with room left."""
+    room = np.full(len(centroids), math.ceil(MAX_LOAD * len(vectors) / len(centroids)))
+    chosen = np.empty(len(vectors), np.int64)
+    left = np.arange(len(vectors))
+    while len(left):
+        has_room = np.flatnonzero(room > 0)
+        best, distance = _nearest(vectors[left], centroids[has_room])
+        order = np.lexsort((distance, best))
+        left, best = left[order], has_room[best[order]]
+        fits = np.arange(len(best)) - np.searchsorted(best, best) < room[best]
+        chosen[left[fits]] = best[fits]
+        room -= np.bincount(best[fits], minlength=len(room))
+        left = left[~fits]
     return chosen
 
 

@@ -50,7 +50,9 @@ class FailingEngine(SimEngine):
         super().submit(request)
 
     def step(self):
-        return [self._spoiled(result) if result.request_id % 40 == 20 else result for result in super().step()]
+        return [
+            self._spoiled(result) if result.request_id % 40 == 20 else result for result in super().step()
+        ]
 
     def _spoiled(self, result):
         empty = np.empty((0, 3), np.int32), np.empty(0, np.float32)
@@ -81,7 +83,9 @@ def test_a_stall_is_charged_to_every_request_that_was_due():
 
 def test_failures_are_misses_of_infinite_latency():
     clock = VirtualClock()
-    recording = drive(FailingEngine(SERVER, clock), clock, open_loop(constant(50, 400)), lambda i: [1], watch())
+    recording = drive(
+        FailingEngine(SERVER, clock), clock, open_loop(constant(50, 400)), lambda i: [1], watch()
+    )
     probe = probe_of(recording, rate=50.0)
     assert probe.n == 400
     assert probe.n_error == 20
@@ -101,7 +105,9 @@ def test_shedding_load_never_makes_a_rate_pass():
 def test_an_overload_ends_within_four_limits_and_a_second():
     clock = VirtualClock()
     limits = Watch(100_000_000, 400_000_000, 4 * 197.5 * 0.1, 10)
-    recording = drive(SimEngine(SERVER, clock), clock, open_loop(constant(600, 60_000)), lambda i: [1], limits)
+    recording = drive(
+        SimEngine(SERVER, clock), clock, open_loop(constant(600, 60_000)), lambda i: [1], limits
+    )
     assert recording.aborted
     last = max(sample.sched_ns for sample in recording.samples)
     assert last <= 4 * 100_000_000 + 1_000_000_000

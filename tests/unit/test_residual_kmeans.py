@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from grinf.errors import DataError
-from grinf.jobs.residual_kmeans import measure_sids, residual_kmeans
+from grinf.jobs.residual_kmeans import MAX_LOAD, measure_sids, residual_kmeans
 
 
 def _clusters(seed: int = 0) -> np.ndarray:
@@ -30,7 +30,7 @@ def test_centroids_of_a_sid_add_up_to_its_vector():
         rebuilt = vectors.mean(0) + sum(codebook[codes] for codebook, codes in codebooks)
         errors.append(float(((vectors - rebuilt) ** 2).sum()))
     assert errors[0] > errors[1] > errors[2]
-    assert errors[2] < 0.01 * errors[0]
+    assert errors[2] < 0.1 * errors[0]
 
 
 def test_unique_gives_every_vector_its_own_sid():
@@ -55,15 +55,14 @@ def test_unique_refuses_more_items_than_codes():
         residual_kmeans(np.ones((5, 3), np.float32), 2, 4, seed=0, unique=True)
 
 
-def test_balanced_evens_out_the_load():
+def test_balanced_limits_the_load_of_every_code():
     rng = np.random.default_rng(0)
     vectors = (rng.normal(size=(4000, 4)) * rng.pareto(1.5, size=(4000, 1))).astype(np.float32)
-    largest = [
-        np.bincount(residual_kmeans(vectors, 1, 16, seed=0, balanced=balanced).codes[:, 0]).max()
-        for balanced in (False, True)
-    ]
-    assert largest[0] > 1000
-    assert largest[1] < 0.5 * largest[0]
+    free, even = (
+        residual_kmeans(vectors, 2, 16, seed=0, balanced=balanced).codes for balanced in (False, True)
+    )
+    assert np.bincount(free[:, 0]).max() > 3000
+    assert all(np.bincount(codes).max() <= MAX_LOAD * 250 for codes in even.T)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -85,4 +84,6 @@ def test_quality_counts_collisions():
     quality = measure_sids(np.array([[0, 0], [0, 1], [0, 1], [2, 1]]))
     assert (quality.items, quality.sids, quality.items_sharing, quality.max_items) == (4, 3, 2, 2)
     assert [(use.codes, use.max_items, use.nodes) for use in quality.levels] == [(2, 3, 2), (2, 3, 3)]
-    assert quality.levels[0].effective_codes == pytest.approx(np.exp(-(0.75 * np.log(0.75) + 0.25 * np.log(0.25))))
+    assert quality.levels[0].effective_codes == pytest.approx(
+        np.exp(-(0.75 * np.log(0.75) + 0.25 * np.log(0.25)))
+    )

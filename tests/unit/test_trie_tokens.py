@@ -1,11 +1,16 @@
 """(level, code) -> token id."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from grinf.config.load import resolve
+from grinf.config.settings import BuildTrieSettings
 from grinf.errors import TrieFileError, UsageError
+from grinf.jobs.build_trie import run_build_trie
 from grinf.trie import TokenMapping, trie_of
 from grinf.trie.tokens import tokenizer_digest
 
@@ -125,3 +130,33 @@ def test_a_trie_takes_only_a_mapping_of_its_own_codebooks():
     assert bound.token_ids[0].tolist() == [10, 11, 12]
     with pytest.raises(TrieFileError, match="codes per level"):
         trie.with_tokens(TokenMapping.from_bases([10, 20], [3, 3]))
+
+
+def test_a_build_binds_the_codes_and_notices_another_tokenizer(tmp_path):
+    token_id = save_tokenizer(tmp_path / "model", ["<a_1>", "<b_0>", "<b_2>", "<end>"])
+    pq.write_table(pa.table({"item_id": [1, 2, 3], "sid": [[1, 0], [1, 2], [1]]}), tmp_path / "items.parquet")
+    given = {
+        "items": [str(tmp_path / "items.parquet")],
+        "output": str(tmp_path / "a.grtrie"),
+        "tokenizer": str(tmp_path / "model"),
+        "token_template": TEMPLATE,
+        "end_token": "<end>",
+    }
+
+    def build():
+        return run_build_trie(resolve(BuildTrieSettings, given, None), lambda stage, done, total: None)
+
+    trie = build().trie
+    assert trie is not None
+    assert trie.token_ids is not None
+    assert trie.token_ids[0].tolist() == [-1, token_id("<a_1>")]
+    assert trie.token_ids[1].tolist() == [token_id("<b_0>"), -1, token_id("<b_2>"), token_id("<end>")]
+    assert build().status == "unchanged"
+    save_tokenizer(tmp_path / "model", ["<b_0>", "<b_2>", "<a_1>", "<end>"])
+    with pytest.raises(UsageError, match="other inputs or settings"):
+        build()
+    save_tokenizer(tmp_path / "model", ["<b_0>", "<b_2>", "<end>"])
+    given["overwrite"] = "true"
+    with pytest.raises(UsageError, match="'<a_1>' is"):
+        build()
+    assert (tmp_path / "a.grtrie").exists()

@@ -46,14 +46,12 @@ class OpenLoop:
 class ClosedLoop:
     """`concurrency` callers that ask again as soon as they are answered; their first requests are the ramp.
 
-    It ends after `n` measured requests and `min_ns`, or at `max_ns`, but not before `LEAST` measured ones.
+    It ends after `n` measured requests and `min_ns`, or at `max_ns`, but not before it has a rate.
     """
-
-    LEAST = 5
 
     def __init__(self, concurrency: int, n: int, *, min_ns: int, max_ns: int) -> None:
         self._concurrency, self._n, self._min_ns, self._max_ns = concurrency, n, min_ns, max_ns
-        self._ramp = concurrency if concurrency > 1 else 0
+        self._ramp, self._least = concurrency if concurrency > 1 else 0, max(5, 2 * concurrency)
         self._issued = self._now = 0
 
     def due(self, now_ns: int, in_flight: int) -> list[tuple[int, int]]:
@@ -67,7 +65,7 @@ class ClosedLoop:
         """Now, while the loop goes on."""
         measured = self._issued - self._ramp
         ended = (measured >= self._n and self._now >= self._min_ns) or self._now >= self._max_ns
-        return None if ended and measured >= self.LEAST else self._now
+        return None if ended and measured >= self._least else self._now
 
     def phase_of(self, index: int) -> Phase:
         """Ramp or measured."""

@@ -61,7 +61,7 @@ def logistic_root(rates: np.ndarray, misses: np.ndarray, totals: np.ndarray, sha
         # A faint ridge keeps the step finite when every probe, or none, misses.
         hessian = x.T @ ((totals * p * (1 - p))[:, None] * x) + 1e-6 * np.eye(2)
         beta += np.clip(np.linalg.solve(hessian, x.T @ (misses - totals * p)), -5, 5)
-    if beta[1] <= 1e-3:
+    if beta[1] <= 1e-3 or not misses.any():
         return None
     return float(centre * math.exp(np.clip((wanted - beta[0]) / beta[1], -3, 3)))
 

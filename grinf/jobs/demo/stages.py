@@ -21,9 +21,10 @@ class Stages:
 
     @contextmanager
     def __call__(self, name: str, total: int = 1) -> Generator[Callable[[int], None]]:
-        """Run a stage; yields what to call with the part of `total` that is done."""
+        """Run a stage; yields what to call with the part of `total` that is done, where there are parts."""
         started = time.perf_counter()
         self._on_progress(name, 0, total)
         yield lambda done: self._on_progress(name, done, total)
-        self._on_progress(name, total, total)
+        if total == 1:
+            self._on_progress(name, 1, 1)
         self.seconds[name] = time.perf_counter() - started

@@ -1,0 +1,259 @@
+"""A whole run on a simulated engine: what it writes, how it resumes, and what is drawn from it."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from grinf.config.load import resolve
+from grinf.config.settings import BenchSettings
+from grinf.errors import EnvironmentFault, ExitCode, UsageError
+from grinf.jobs.bench.compare import compare_runs
+from grinf.jobs.bench.plan import make_plan
+from grinf.jobs.bench.plots import draw_all
+from grinf.jobs.bench.run_dir import RunDir
+from grinf.jobs.bench.summary import markdown, summarise
+from grinf.jobs.bench.sweep import run_bench
+
+COMMON = {"engine": "sim:", "preset": "quick", "input_len": "100,500", "beams": "900"}
+
+
+def bench(folder, **flags):
+    given = COMMON | {"output": str(folder)} | flags
+    return run_bench(resolve(BenchSettings, given), lambda stage, done, total: None)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return bench(tmp_path_factory.mktemp("bench"), constrained="both", catalog=["synthetic:items=1M"])
+
+
+def test_the_folder_holds_raw_data_first_and_tables_from_it(report):
+    run = report.run.path
+    names = {path.name for path in run.iterdir()}
+    assert {"journal.jsonl", "env.json", "config.resolved.toml", "probes.parquet", "requests"} <= names
+    assert {"summary.csv", "summary.json", "summary.md"} <= names
+    assert not list(run.rglob("*.tmp-*"))
+    probes = pd.read_parquet(run / "probes.parquet")
+    assert set(probes["stage"]) >= {"warmup", "floor", "capacity", "closed", "bracket", "refine", "confirm"}
+    one = pq.ParquetFile(run / probes["file"].iloc[-1]).read().to_pandas()
+    assert len(one[one["phase"] == "measure"]) == probes["n"].iloc[-1]
+    e2e = (one["t_done_ns"] - one["t_sched_ns"]) / 1e6
+    assert e2e.to_numpy() == pytest.approx(one["e2e_ms"].to_numpy(), rel=1e-5)
+    assert (one["t_sched_ns"] <= one["t_submit_ns"]).all()
+    assert (one["t_submit_ns"] <= one["t_admit_ns"]).all()
+    assert (one["beams_returned"] == 900).all()
+
+
+def test_the_summary_has_a_row_per_point_and_the_json_agrees_with_the_csv(report):
+    rows = pd.read_csv(report.run.path / "summary.csv")
+    assert len(rows) == 4
+    assert set(rows["status"]) == {"ok"}
+    document = json.loads((report.run.path / "summary.json").read_text())
+    assert [row["max_rate"] for row in document["points"]] == pytest.approx(rows["max_rate"].tolist())
+    assert (rows["first_failing_rate"] > rows["max_rate"]).all()
+    assert (rows["p99_ms"] <= 100).all()
+    assert (rows["throughput_rps"] > 0.97 * rows["max_rate"]).all()
+    assert rows["workload_hash"].nunique() == 4
+    text = markdown(report.summary)
+    assert text.count("\n| sim:") == 4
+    assert "SLA p99:100ms" in text
+
+
+def test_tables_are_a_pure_function_of_the_raw_data(report):
+    again = summarise(RunDir.open(report.run.path))
+    assert markdown(again) == markdown(report.summary)
+    assert again.stages == report.summary.stages
+
+
+def test_stages_add_up_to_the_median(report):
+    for parts in report.summary.stages.values():
+        assert set(parts) == {"floor", "claim"}
+        for stages in parts.values():
+            total = sum(ms for name, ms in stages.items() if name != "median")
+            assert total == pytest.approx(stages["median"], rel=0.05)
+
+
+def test_every_plot_has_ink_and_its_numbers_beside_it(report):
+    from matplotlib.image import imread
+
+    paths = draw_all(report.run, report.summary)
+    names = {path.stem for path in paths}
+    assert {
+        "sla_throughput_vs_len_free",
+        "sla_throughput_vs_len_constrained",
+        "latency_throughput_grid",
+    } <= names
+    assert {"stage_breakdown", "schedules", "search_path"} <= names
+    assert sum(name.startswith("latency_throughput_sim") for name in names) == 4
+    for path in paths:
+        picture = imread(path)[..., :3]
+        assert (picture < 0.9).any(axis=2).mean() > 0.005
+        data = json.loads(path.with_suffix(".json").read_text())
+        assert data["sla_ms"] == 100.0
+        assert data["sla"] == ["p99:100ms"]
+        assert data["title"]
+
+
+def test_latency_plots_and_breakdown_draw_the_sla_line(report, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    monkeypatch.setattr(Axes, "axhline", lambda self, y, **style: drawn.append((y, style.get("label"))))
+    monkeypatch.setattr(Axes, "axvline", lambda self, x, **style: drawn.append((x, style.get("label"))))
+    draw_all(report.run, report.summary)
+    assert drawn.count((100.0, "SLA 100 ms")) == 4 + 4 + 1
+
+
+def test_a_finished_run_is_not_measured_again(report, tmp_path):
+    first = bench(tmp_path, input_len="100", beams="900")
+    again = bench(tmp_path, input_len="100", beams="900", resume=True)
+    assert again.run.path == first.run.path
+    assert again.was_complete
+    assert markdown(again.summary) == markdown(first.summary)
+    other = bench(tmp_path, input_len="100", beams="900", sla=["200ms"], resume=True)
+    assert other.run.path != first.run.path
+
+
+@pytest.mark.parametrize("probes", [3, 15])
+def test_a_killed_run_goes_on_and_comes_to_the_same_result(tmp_path, probes):
+    whole = bench(tmp_path / "whole", input_len="100", beams="900")
+    flags = f"--engine sim: --preset quick --input-len 100 --beams 900 --output {tmp_path}/cut".split()
+    process = subprocess.Popen([sys.executable, "-m", "grinf", "bench", *flags], stderr=subprocess.DEVNULL)
+    journal = None
+    while process.poll() is None:
+        journal = next((tmp_path / "cut").glob("*/journal.jsonl"), None)
+        if journal and journal.read_text().count('"probe"') >= probes:
+            break
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = [json.loads(line) for line in journal.read_text().splitlines() if line.endswith("}")]
+    with journal.open("a") as file:
+        file.write('{"event": "probe", "poi')
+        file.write("\n")
+    resumed = bench(tmp_path / "cut", input_len="100", beams="900", resume=True)
+    assert resumed.run.path == journal.parent
+    after = [event["probe_id"] for event in resumed.run.events() if event["event"] == "probe"]
+    assert after == list(range(len(after)))
+    assert len(after) >= sum(event["event"] == "probe" for event in before) >= probes
+    assert [row | {"config_hash": ""} for row in resumed.summary.rows] == [
+        row | {"config_hash": ""} for row in whole.summary.rows
+    ]
+
+
+def test_a_budget_ends_the_run_normally_and_lowers_the_preset(tmp_path):
+    report = bench(tmp_path, preset="thorough", budget="3m")
+    assert report.exit_code is ExitCode.OK
+    statuses = [row["status"] for row in report.summary.rows]
+    assert statuses[0] == "ok"
+    assert {row["preset"] for row in report.summary.rows if row["status"] == "ok"} < {
+        "smoke",
+        "quick",
+        "standard",
+    }
+    assert bench(tmp_path, preset="thorough", budget="1h", resume=True).summary.rows[-1]["status"] == "ok"
+
+
+def test_an_infeasible_point_is_a_result(tmp_path):
+    report = bench(tmp_path, sla=["10ms"], input_len="100", beams="900")
+    assert report.summary.rows[0]["status"] == "infeasible"
+    assert report.exit_code is ExitCode.OK
+    names = {path.stem for path in draw_all(report.run, report.summary)}
+    assert names == {"sla_throughput_vs_len_free", "stage_breakdown"}
+
+
+def test_two_runs_are_compared_by_their_brackets(tmp_path, report):
+    base = bench(tmp_path / "a", input_len="100", beams="900")
+    faster = bench(
+        tmp_path / "b", input_len="100", beams="900", engine="sim:base=6ms,per_req=3ms,max_batch=16"
+    )
+    found = compare_runs([base.run.path, faster.run.path])
+    assert found.rows[0]["verdict"] == "faster"
+    assert found.geomean == pytest.approx(found.rows[0]["ratio"])
+    assert 1.2 < found.geomean < 2
+    assert not found.slower_than(0.0)
+    assert compare_runs([faster.run.path, base.run.path]).slower_than(0.05)
+    same = compare_runs([base.run.path, base.run.path])
+    assert same.rows[0]["verdict"] == "~"
+    assert same.differences == []
+
+
+def test_runs_of_other_work_are_not_compared_unless_forced(tmp_path):
+    a = bench(tmp_path / "a", input_len="100", beams="900", preset="smoke")
+    b = bench(tmp_path / "b", input_len="100", beams="900", preset="smoke", seed="7")
+    c = bench(tmp_path / "c", input_len="100", beams="900", preset="smoke", sla=["200ms"])
+    with pytest.raises(UsageError, match="work of sim_len100"):
+        compare_runs([a.run.path, b.run.path])
+    with pytest.raises(UsageError, match="differ in sla"):
+        compare_runs([a.run.path, c.run.path])
+    assert compare_runs([a.run.path, b.run.path], force=True).notes[-1].startswith("FORCED")
+    with pytest.raises(EnvironmentFault, match="not a bench run"):
+        compare_runs([tmp_path, a.run.path])
+    with pytest.raises(UsageError, match="not an interleaved run"):
+        compare_runs([a.run.path])
+
+
+def test_engines_that_take_turns_meet_the_same_work(tmp_path):
+    slower = "sim:base=9ms,per_req=5ms,max_batch=16"
+    report = bench(tmp_path, input_len="100", beams="900", versus=slower, interleave="8")
+    (ratio,) = report.summary.ratios
+    assert ratio["pairs"] == 8
+    assert ratio["ratio"] == pytest.approx((9 + 16 * 5) / (9 + 16 * 4.5), rel=0.01)
+    assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
+    probes = pd.read_parquet(report.run.path / "probes.parquet")
+    blocks = probes[probes["stage"] == "block"].sort_values("started_utc")
+    assert (
+        list(blocks.groupby("point")["seed"].apply(list))[0]
+        == list(blocks.groupby("point")["seed"].apply(list))[1]
+    )
+    assert compare_runs([report.run.path]).rows[0]["verdict"] == "faster"
+
+
+def test_an_engine_against_itself_shows_no_difference(tmp_path):
+    report = bench(tmp_path, input_len="100", beams="900", aa=True, interleave="6")
+    (ratio,) = report.summary.ratios
+    assert ratio["ratio"] == pytest.approx(1.0, abs=1e-9)
+    assert report.summary.rows[0]["status"] == "interleaved"
+    assert draw_all(report.run, report.summary) == []
+
+
+def test_two_processes_do_not_write_to_one_run(report):
+    with report.run.locked(), pytest.raises(UsageError, match="in use"), report.run.locked():
+        pass
+
+
+def test_the_grid_fills_what_is_left_open(tmp_path):
+    (tmp_path / "grinf.toml").write_text("")
+    plan = make_plan(resolve(BenchSettings, {"device": "cpu"}))
+    assert plan.settings.model.name == "tiny.json"
+    assert plan.preset == "smoke"
+    assert plan.budget_ns == 120_000_000_000
+    assert {point.constraint for point in plan.points} == {"free"}
+    swept = make_plan(resolve(BenchSettings, COMMON | {"scores": "vocab,children", "constrained": "both"}))
+    assert [(p.constraint, p.score) for p in swept.points if p.input_len == 100 and p.beams == (900,)] == [
+        ("free", "vocab"),
+        ("constrained", "vocab"),
+        ("constrained", "children"),
+    ]
+    assert len({point.key for point in swept.points}) == len(swept.points)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"engine": "sin:"}, "unknown engine 'sin'"),
+        ({"engine": "sim:base=0ms"}, "zero"),
+        ({"engine": "sim:speed=3"}, "unknown name 'speed'"),
+        ({"engine": "sim:", "versus": "grinf"}, "different clocks"),
+        ({"engine": "sim:base=9"}, "no unit"),
+    ],
+)
+def test_engines_that_cannot_be(flags, message):
+    with pytest.raises(UsageError, match=message):
+        make_plan(resolve(BenchSettings, COMMON | flags))
