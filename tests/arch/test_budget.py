@@ -1,9 +1,22 @@
-"""The project stays an afternoon's read: a budget of lines for each package, and for each file."""
+"""The engine stays an afternoon's read: a budget of lines for each part, and for each file.
+
+The budgets are ratchets: what a part has today, with little room. Why the total is what it is stands in
+docs/decisions.md.
+"""
 
 import pytest
 
 MAX_FILE_LINES = 400
-BUDGETS = {"grinf": 9_000, "kernels_cupy": 4_500}
+BUDGETS = {
+    "kernels_cupy": 4_500,
+    "grinf": 16_500,
+    "grinf/runtime": 500,
+    "grinf/state": 450,
+    "grinf/backend": 2_000,
+    "grinf/ops": 900,
+    "grinf/model": 550,
+    "grinf/trie": 1_700,
+}
 SOURCES = (".py", ".cu", ".cuh")
 
 
@@ -18,7 +31,7 @@ def test_a_package_keeps_its_budget(repository, package, budget):
     assert 0 < total <= budget, f"{package} has {total:,} lines"
 
 
-@pytest.mark.parametrize("package", BUDGETS)
+@pytest.mark.parametrize("package", ["grinf", "kernels_cupy"])
 def test_no_file_is_longer_than_one_idea(repository, package):
     lengths = lines_of(repository / package)
     long = {path.name: lines for path, lines in lengths.items() if lines > MAX_FILE_LINES}
