@@ -81,12 +81,13 @@ DEVICE Copier new_copier(const Context& context, int head) {
     return {tile_address(0, row, chunk), u32(row * KEY_CHUNKS + head * CHUNKS + chunk), context.end - row, {}};
 }
 
+DEVICE int fresh(const int* p) { int x; asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(x) : "l"(p)); return x; }
 // Look up the pages of the tile that begins at `key`.
 DEVICE void find_tile(Copier& copier, const Context& context, int key) {
 #pragma unroll
     for (int i = 0; i < BLOCK_N / SEGMENT; ++i) {
         u32 start = key + i * SEGMENT;
-        u32 page = (int)start < copier.end ? __ldg(context.page_table + context.table + start / PAGE_SIZE) : 0;
+        u32 page = (int)start < copier.end ? fresh(context.page_table + context.table + start / PAGE_SIZE) : 0;
         copier.at[i] = page * context.page_chunks + start % PAGE_SIZE * KEY_CHUNKS + copier.chunk;
     }
 }
@@ -98,8 +99,6 @@ DEVICE void load_tile(u32 tile, const elem* pool, Copier& copier, int key) {
         const elem* from = pool + 8ull * copier.at[row / SEGMENT] + row % SEGMENT * KEY_STRIDE;
         cp_async16(tile + copier.to + row * ROW_BYTES, from, row < copier.end - key);
     }
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / SEGMENT; ++i) forget(copier.at[i]);  // or 64-bit addresses live on to the next load
 }
 
 DEVICE void mask_tail(Scores& s, int keys) {
@@ -125,7 +124,7 @@ DEVICE void attend_context(Rows& rows, const Context& context, int head, u32 q_l
         find_tile(copier, context, key);
         load_tile(k_tile + stage * STAGE_BYTES, context.k, copier, key);
     };
-    auto load_v = [&](int key, int stage) { load_tile(v_tile + stage * STAGE_BYTES, context.v, copier, key); };
+    auto load_v = [&](int key, int stage) { find_tile(copier, context, key); load_tile(v_tile + stage * STAGE_BYTES, context.v, copier, key); };
     int key = context.first;
     if (key < end) load_k(key, 0);
     cp_async_commit();

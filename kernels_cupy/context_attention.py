@@ -77,8 +77,8 @@ class Grid:
 def plan(batch: int, width: int, kv_heads: int, group: int, max_context: int, processors: int) -> Grid:
     """Choose tiles and splits: split contexts only where the beams alone leave multiprocessors idle.
 
-    A split part costs a round trip of its rows through memory in fp32, so it has to hold the more keys the more rows
-    there are.
+    A part costs a round trip of its rows through memory in fp32. Where few parts fill the device there are many
+    rows, and a part has to be long to earn that.
 
     Args:
         batch, width: The bucket.
@@ -89,9 +89,9 @@ def plan(batch: int, width: int, kv_heads: int, group: int, max_context: int, pr
     rows = width * group
     m_tiles = 1 if rows <= 16 * WARPS else 2
     row_blocks = ceil_div(rows, 16 * WARPS * m_tiles)
-    min_split = 256 if batch * rows * kv_heads <= 4096 else 1024
-    useful = ceil_div(max_context, min_split)
-    splits = max(1, min(2 * processors // (batch * kv_heads * row_blocks), useful, MAX_SPLITS))
+    room = 2 * processors // (batch * kv_heads * row_blocks)
+    min_split = 256 if room >= 4 else 1024
+    splits = max(1, min(room, ceil_div(max_context, min_split), MAX_SPLITS))
     return Grid(m_tiles, splits, min_split, row_blocks)
 
 
@@ -183,7 +183,7 @@ def launch(
     pointers = (q, k_pages, v_pages, page_table, context_len, width, part, part_lse)
     sizes = (k_pages.stride(0) // 8, page_table.shape[1], beams, grid.splits, grid.min_split)
     kernel(STEM, entry, defines, shared_bytes(grid.m_tiles, head_dim))(
-        (grid.row_blocks, kv_heads * grid.splits, batch),
+        (grid.row_blocks, kv_heads, batch * grid.splits),
         (THREADS,),
         (
             *(ptr(tensor) for tensor in pointers),

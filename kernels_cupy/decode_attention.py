@@ -1,7 +1,7 @@
 """The whole of a decode step's attention on any GPU since sm_80: K1 with K2 and K3 in its epilogue.
 
-One kernel finishes every request whose context is not split; a second pass, K2 and K3 together, finishes the others.
-Without splits nothing goes through memory in fp32 and the second pass is not launched.
+One kernel finishes every request whose context is not split; a second pass, K2 and K3 together, finishes the
+others. Without splits nothing goes through memory in fp32 and the second pass is not launched.
 """
 
 import numpy as np

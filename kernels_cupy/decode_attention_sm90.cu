@@ -354,9 +354,9 @@ extern "C" __global__ void __launch_bounds__(384, 1) grinf_decode_attention_sm90
     long long q_row, int batch, int beams, int kv_heads, int page_columns, int steps, int max_width, int splits,
     float scale) {
     extern __shared__ __align__(1024) unsigned char bytes[];
-    const Args args = {q,    k_beams,  v_beams, page_table, context_len, slot,  ancestor, step,         width, out,
-                       part, part_lse, q_batch, q_row,      batch,       beams, kv_heads, page_columns, steps, max_width,
-                       splits, scale};
+    const Args args = {q,     k_beams, v_beams,  page_table,   context_len, slot,      ancestor, step,
+                       width, out,     part,     part_lse,     q_batch,     q_row,     batch,    beams,
+                       kv_heads,       page_columns, steps,    max_width,   splits,    scale};
     const u32 shared = shared_address(bytes);
     Control& control = *reinterpret_cast<Control*>(bytes + CONTROL);
 

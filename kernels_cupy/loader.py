@@ -1,7 +1,7 @@
 """Read, splice, compile, cache and launch the kernels of this package.
 
-CuPy compiles and launches; torch owns every byte of device memory. CuPy is imported on first use, so that a machine
-without it can import the bindings and test their grid arithmetic.
+CuPy compiles and launches; torch owns every byte of device memory. CuPy is imported on first use, so that a
+machine without it can import the bindings and test their grid arithmetic.
 """
 
 import functools
@@ -82,7 +82,8 @@ class Launcher:
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
         """Launch; pointers in `args` are ints (`ptr`), numbers are numpy scalars (`i32`, `f32`).
 
-        The stream is looked up at every launch: a remembered one would put the kernel outside a graph capture.
+        The stream is looked up at every launch: a remembered one would put the kernel outside a graph
+        capture.
         """
         self.function(grid, block, args, shared_mem=self.smem_bytes, stream=_torch_stream())
 
@@ -97,7 +98,8 @@ def kernel(
         entry: Name of the `extern "C"` kernel.
         defines: -D constants.
         smem_bytes: Dynamic shared memory per block.
-        arch: An architecture-specific target ("sm_90a") for kernels that use its own instructions; None: the device's.
+        arch: An architecture-specific target ("sm_90a") for kernels that use its own instructions; None: the
+            device's.
 
     Raises:
         KernelCompileError: The compiler refuses the file.
@@ -108,8 +110,8 @@ def kernel(
 def source_text(stem: str) -> str:
     """Return `stem`.cu with the headers of this package spliced in place of their includes.
 
-    CuPy's disk cache is keyed by the text it is handed, not by the files that the text includes: an edited header
-    behind an #include would silently run the old binary.
+    CuPy's disk cache is keyed by the text it is handed, not by the files that the text includes: an edited
+    header behind an #include would silently run the old binary.
     """
     return splice(read(f"{stem}.cu"), f"{stem}.cu", read)
 

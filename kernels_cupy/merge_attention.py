@@ -29,7 +29,8 @@ def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor, 
 
     Args:
         out_a, out_b: float32 [B, W, Hq, D], contiguous, each normalised over its own keys.
-        lse_a, lse_b: float32 [B, W, Hq], natural log; -inf where there is no key, on both sides too (out is 0).
+        lse_a, lse_b: float32 [B, W, Hq], natural log; -inf where there is no key, on both sides too (out is
+            0).
         out: [B, W, Hq, D], contiguous, float16, bfloat16 or float32; written.
 
     Raises:
