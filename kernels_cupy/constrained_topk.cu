@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     if (cut != nullptr) cut[static_cast<size_t>(b) * rows + w] = least;
 }
 
-extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 4)
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 3)
     grinf_group_children(CHILDREN_PARAMS, const float* log_z, const u64* cut, const float* cum, u32* group_key,
                          u32* leaf_key) {
     constexpr int WARPS = SCAN_THREADS / WARP_SIZE;

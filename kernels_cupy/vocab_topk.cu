@@ -55,6 +55,7 @@
 #define TILE_PARTS (TILE / PART)
 #define FAN (4096 / TILE)  // tiles of a group
 #define LIST 4096          // candidates of a row that are selected in shared memory
+#define LIVE_THREADS (ALIGNED && MODE != TOPK ? 1280 : 1024)  // of a multiprocessor; more would spill registers
 #define SCAN_THREADS 256
 #define FIXED_POINT 1099511627776.0f  // 2^40
 #define NEG_INF_BITS (DTYPE == FP32 ? 0xff800000u : DTYPE == FP16 ? 0xfc00fc00u : 0xff80ff80u)
@@ -184,7 +185,7 @@ DEVICE u64 best_logits(const elem* row, int columns, const float* tile_max, int 
 
 // --- kernels
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1280 / ROW_THREADS)
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, LIVE_THREADS / ROW_THREADS)
     grinf_row_logsumexp(const elem* logits, int columns, float* log_z) {
     const elem* row = logits + static_cast<size_t>(blockIdx.x) * columns;
     __shared__ float partial[2 * ROW_THREADS / WARP_SIZE];
@@ -196,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1280 / ROW_THREADS)
     if (threadIdx.x == 0) log_z[blockIdx.x] = value;
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, 1280 / ROW_THREADS)
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, LIVE_THREADS / ROW_THREADS)
     grinf_group_columns(const elem* logits, int columns, int groups, const int* slot, const float* pool_cum,
                         const int* pool_width_of, int pool_width, const int* score_k, float* log_z, u64* cut,
                         u32* group_key, u32* tile_key, int* num_survivors) {

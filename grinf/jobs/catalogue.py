@@ -26,4 +26,5 @@ def uniform_catalogue(n: int, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _heavy_tailed(rng: np.random.Generator, alpha: float, n: int) -> np.ndarray:
-    return np.minimum((rng.pareto(alpha, n) * 300).astype(np.int32), CODEBOOK - 1)
+    # Cut before the cast: among tens of millions of draws, one may be beyond int32.
+    return np.minimum(rng.pareto(alpha, n) * 300, CODEBOOK - 1).astype(np.int32)

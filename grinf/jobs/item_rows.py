@@ -52,9 +52,9 @@ class BadRows:
     def add(self, fault: np.ndarray, describe: Callable[[int], str]) -> None:
         """Note the rows of a batch that have a fault."""
         bad = np.flatnonzero(fault)
-        self.counts.update(
-            {Fault(kind).reason: n for kind, n in enumerate(np.bincount(fault).tolist()) if kind and n}
-        )
+        kinds, counts = np.unique(fault[bad], return_counts=True)
+        reasons = [Fault(kind).reason for kind in kinds.tolist()]
+        self.counts.update(dict(zip(reasons, counts.tolist(), strict=True)))
         for row in bad[: SHOWN - len(self.examples)].tolist():
             self.examples.append(f"{describe(row)}: {Fault(int(fault[row])).reason}")
 

@@ -33,13 +33,8 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
         ]
         if not files:
             near = get_close_matches(path.name, [other.name for other in path.parent.glob("*")], 1)
-            why = (
-                "a folder must hold *.parquet files"
-                if path.is_dir()
-                else f"did you mean {near[0]}?"
-                if near
-                else ""
-            )
+            why = f"did you mean {near[0]}?" if near else ""
+            why = "a folder must hold *.parquet files" if path.is_dir() else why
             raise UsageError(f"no parquet file at {path}", why, "give files, folders or patterns of parquet")
         found |= dict.fromkeys(sorted(files))
     return list(found)

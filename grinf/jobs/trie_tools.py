@@ -113,9 +113,8 @@ def export_trie(path: Path, output: Path, *, overwrite: bool, on_progress: OnPro
                 on_progress("export", start, trie.num_leaves)
         store.publish(unnamed, output)
     except OSError as error:
-        raise StorageError(
-            f"cannot write {output}", str(error), "free some space, or choose another -o"
-        ) from error
+        fix = "free some space, or choose another -o"
+        raise StorageError(f"cannot write {output}", str(error), fix) from error
     finally:
         with suppress(FileNotFoundError):
             unnamed.unlink()

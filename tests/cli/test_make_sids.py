@@ -1,4 +1,4 @@
-"""`grinf make-sids`: vectors in, SIDs out that `grinf build-trie` reads; what it refuses, and what it does not redo."""
+"""`grinf make-sids`: vectors in, SIDs out that `grinf build-trie` reads; what is refused, and not redone."""
 
 import json
 import subprocess
@@ -26,7 +26,9 @@ def save(path: Path, vectors: object = VECTORS, **columns: object) -> Path:
 
 
 def make(*paths: Path, **changes: object) -> MakeSidsReport:
-    settings = MakeSidsSettings(embeddings=paths, output=paths[0].with_suffix(".out.parquet"), codebook_size=8)
+    settings = MakeSidsSettings(
+        embeddings=paths, output=paths[0].with_suffix(".out.parquet"), codebook_size=8
+    )
     return run_make_sids(settings.model_copy(update=changes), lambda stage, done, total: None)
 
 
@@ -37,7 +39,8 @@ def test_sids_stand_beside_the_other_columns_and_build_a_trie(tmp_path):
     assert len({tuple(sid) for sid in table["sid"].to_pylist()}) == 60
     assert (report.num_items, report.dim, report.quality.sids, report.quality.items_sharing) == (60, 5, 60, 0)
     built = run_build_trie(
-        BuildTrieSettings(items=(report.output,), output=tmp_path / "t.grtrie"), lambda stage, done, total: None
+        BuildTrieSettings(items=(report.output,), output=tmp_path / "t.grtrie"),
+        lambda stage, done, total: None,
     )
     assert built.trie.manifest.counts.items == 60
 
@@ -49,7 +52,9 @@ def test_files_are_read_as_one_catalogue(tmp_path):
     assert sids[0] == sids[1]
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.float64()), pa.large_list(pa.float16()), pa.list_(pa.float32(), 5)])
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.float64()), pa.large_list(pa.float16()), pa.list_(pa.float32(), 5)]
+)
 def test_every_kind_of_list_is_read(tmp_path, kind):
     vectors = pa.array([vector.astype(kind.value_type.to_pandas_dtype()) for vector in VECTORS], kind)
     assert make(save(tmp_path / "items.parquet", vectors)).dim == 5
@@ -118,10 +123,14 @@ def test_the_command(tmp_path):
     assert (made.returncode, told["data"]["output"]) == (0, "vectors.sids.parquet")
     assert told["data"]["quality"]["items"] == 60
     assert 1 < told["data"]["quality"]["sids"] <= 16
-    refused = subprocess.run([*command, "--unique"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    refused = subprocess.run(
+        [*command, "--unique"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert refused.returncode == 2
     assert "vectors.sids.parquet exists" in refused.stderr
-    forced = subprocess.run([*command, "--unique", "--overwrite"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    forced = subprocess.run(
+        [*command, "--unique", "--overwrite"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
     assert forced.returncode == 2
     assert "share all codes but the last, which has 4 values" in forced.stderr
     again = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)

@@ -79,10 +79,27 @@ def test_stages_add_up_to_the_median(report):
             assert total == pytest.approx(stages["median"], rel=0.05)
 
 
-def test_every_plot_has_ink_and_its_numbers_beside_it(report):
+@pytest.fixture(scope="module")
+def drawing(report):
+    """Paths of the plots, and every horizontal and vertical line that was drawn."""
+    from matplotlib.axes import Axes
+
+    lines, across, upright = [], Axes.axhline, Axes.axvline
+    with pytest.MonkeyPatch.context() as patch:
+        for name, draw in (("axhline", across), ("axvline", upright)):
+
+            def noted(self, at, draw=draw, **style):
+                lines.append((at, style.get("label")))
+                return draw(self, at, **style)
+
+            patch.setattr(Axes, name, noted)
+        return draw_all(report.run, report.summary), lines
+
+
+def test_every_plot_has_ink_and_its_numbers_beside_it(drawing):
     from matplotlib.image import imread
 
-    paths = draw_all(report.run, report.summary)
+    paths, _ = drawing
     names = {path.stem for path in paths}
     assert {
         "sla_throughput_vs_len_free",
@@ -100,14 +117,9 @@ def test_every_plot_has_ink_and_its_numbers_beside_it(report):
         assert data["title"]
 
 
-def test_latency_plots_and_breakdown_draw_the_sla_line(report, monkeypatch):
-    from matplotlib.axes import Axes
-
-    drawn = []
-    monkeypatch.setattr(Axes, "axhline", lambda self, y, **style: drawn.append((y, style.get("label"))))
-    monkeypatch.setattr(Axes, "axvline", lambda self, x, **style: drawn.append((x, style.get("label"))))
-    draw_all(report.run, report.summary)
-    assert drawn.count((100.0, "SLA 100 ms")) == 4 + 4 + 1
+def test_latency_plots_and_breakdown_draw_the_sla_line(drawing):
+    _, lines = drawing
+    assert lines.count((100.0, "SLA 100 ms")) == 4 + 4 + 1
 
 
 def test_a_finished_run_is_not_measured_again(report, tmp_path):
@@ -208,10 +220,8 @@ def test_engines_that_take_turns_meet_the_same_work(tmp_path):
     assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
     probes = pd.read_parquet(report.run.path / "probes.parquet")
     blocks = probes[probes["stage"] == "block"].sort_values("started_utc")
-    assert (
-        list(blocks.groupby("point")["seed"].apply(list))[0]
-        == list(blocks.groupby("point")["seed"].apply(list))[1]
-    )
+    first, second = blocks.groupby("point")["seed"].apply(list)
+    assert first == second
     assert compare_runs([report.run.path]).rows[0]["verdict"] == "faster"
 
 

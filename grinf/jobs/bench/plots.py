@@ -10,7 +10,7 @@ from grinf.jobs.bench.run_dir import RunDir, replacing
 from grinf.jobs.bench.summary import Summary, footer
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import SubFigure
 
 BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = COLOURS = (
     "#0072B2",
@@ -35,7 +35,7 @@ class Chart:
     name: str
     title: str
     data: dict[str, Any]
-    draw: Callable[["Figure", dict[str, Any]], None]
+    draw: Callable[["SubFigure", dict[str, Any]], None]
     height: float = 5.0
 
 
@@ -46,10 +46,11 @@ def draw_all(run: RunDir, summary: Summary) -> list[Path]:
     paths: list[Path] = []
     for chart in _charts(summary):
         figure = Figure(figsize=(8.5, chart.height), layout="constrained")
+        head, body, foot = figure.subfigures(3, 1, height_ratios=(0.35, chart.height - 0.6, 0.25))
         data = {"sla": summary.header["sla"], "sla_ms": summary.limit_ms, **chart.data}
-        chart.draw(figure, data)
-        figure.suptitle(chart.title, fontsize=12, fontweight="bold")
-        figure.supxlabel(footer(summary), fontsize=7, color="#555555")
+        chart.draw(body, data)
+        head.text(0.5, 0.5, chart.title, ha="center", va="center", fontsize=12, fontweight="bold")
+        foot.text(0.5, 0.5, footer(summary), ha="center", va="center", fontsize=7, color="#555555")
         paths.append(run.path / "plots" / f"{chart.name}.png")
         with replacing(paths[-1]) as temporary:
             figure.savefig(temporary, dpi=150, format="png")
@@ -65,12 +66,11 @@ def _charts(summary: Summary) -> Iterator[Chart]:
             title = f"Highest request rate with {sla} ({constraint} search)"
             yield Chart(f"sla_throughput_vs_len_{constraint}", title, {"lines": lines}, _draw_throughput)
     panels = [panel for row in rows if (panel := _latency_panel(summary, row))["probes"]]
+    title = f"Latency under load, {sla}"
     for panel in panels:
-        title = f"Latency under load: {panel['label']}"
         yield Chart(f"latency_throughput_{panel['point']}", title, {"panels": [panel]}, _draw_latency)
     if len(panels) > 1:
         height = 1.0 + 2.8 * ((len(panels) + 1) // 2)
-        title = f"Latency under load, {sla}"
         yield Chart("latency_throughput_grid", title, {"panels": panels}, _draw_latency, height)
     bars = [
         {"label": f"{_label(row)} ({'at the claim' if part == 'claim' else 'idle'})", "stages": stages}
@@ -118,16 +118,25 @@ def _latency_panel(summary: Summary, row: dict[str, Any]) -> dict[str, Any]:
     return found | {"capacity": row["capacity_rps"]}
 
 
-def _draw_throughput(figure: "Figure", data: dict[str, Any]) -> None:
+def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
     axes: Any = figure.subplots()
-    for line, colour, marker in zip(data["lines"], COLOURS * 9, MARKERS * 9, strict=False):
+    for number, (line, colour, marker) in enumerate(
+        zip(data["lines"], COLOURS * 9, MARKERS * 9, strict=False)
+    ):
         rated = [point for point in line["points"] if point["max_rate"]]
         x, y = [point["input_len"] for point in rated], [point["max_rate"] for point in rated]
         whisker = [max(0.0, (p["first_failing_rate"] or p["max_rate"]) - p["max_rate"]) for p in rated]
         style: dict[str, Any] = {"color": colour, "marker": marker, "ms": 6}
         axes.errorbar(x, y, [[0] * len(y), whisker], capsize=3, lw=1.8, label=line["label"], **style)
         for at in zip(x, y, strict=True):
-            axes.annotate(f"{at[1]:.3g}", at, (5, -11), textcoords="offset points", fontsize=8, color=colour)
+            axes.annotate(
+                f"{at[1]:.3g}",
+                at,
+                (6, -12 if number % 2 else 6),
+                textcoords="offset points",
+                fontsize=8,
+                color=colour,
+            )
         closed = [(p["input_len"], p["closed_avg_rps"]) for p in line["points"] if p["closed_avg_rps"]]
         if closed:
             label = f"{line['label']} (closed loop, average)"
@@ -145,8 +154,8 @@ def _draw_throughput(figure: "Figure", data: dict[str, Any]) -> None:
     axes.legend(fontsize=8, ncols=2)
 
 
-def _draw_latency(figure: "Figure", data: dict[str, Any]) -> None:
-    from matplotlib.ticker import NullFormatter, ScalarFormatter
+def _draw_latency(figure: "SubFigure", data: dict[str, Any]) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     panels = data["panels"]
     columns = min(2, len(panels))
@@ -156,17 +165,18 @@ def _draw_latency(figure: "Figure", data: dict[str, Any]) -> None:
         whole = sorted((p for p in panel["probes"] if not p["aborted"]), key=lambda probe: probe["rate"])
         for name, colour in (("p50", SKY), ("p95", BLUE), ("p99", BLACK)):
             axes.plot([p["rate"] for p in whole], [p[name] for p in whole], color=colour, lw=1.1, label=name)
-        for probe in panel["probes"]:
-            size = 60 if probe["stage"] == Stage.CONFIRM else 24
-            axes.scatter(probe["rate"], probe["p99"], s=size, zorder=3, **_mark(probe))
+        _dots(
+            axes, panel["probes"], [p["rate"] for p in panel["probes"]], [p["p99"] for p in panel["probes"]]
+        )
         axes.axhline(data["sla_ms"], color=PINK, lw=1.6, ls="--", label=f"SLA {data['sla_ms']:g} ms")
         if panel["claim"]:
             axes.axvline(panel["claim"], color=GREEN, lw=1.4, label="claim")
         if panel["capacity"]:
             axes.axvline(panel["capacity"], color="#888888", lw=1.0, ls=":", label="capacity")
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(ScalarFormatter())
-        axes.yaxis.set_minor_formatter(ScalarFormatter() if len(panels) == 1 else NullFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(labelsize=8, which="both")
         axes.grid(alpha=0.3, which="both")
         axes.set_xlabel("achieved requests/s", fontsize=8)
@@ -174,28 +184,26 @@ def _draw_latency(figure: "Figure", data: dict[str, Any]) -> None:
         axes.set_title(f"{panel['label']}: {_claim(panel)}", fontsize=9)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    figure.legend(*_passed_failed(figure), loc="outside lower center", ncols=8, fontsize=8, frameon=False)
+    figure.legend(
+        *grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=8, fontsize=8, frameon=False
+    )
 
 
-def _passed_failed(figure: "Figure") -> tuple[list[Any], list[str]]:
-    """Handles and labels of the first panel, and of the two kinds of marks."""
-    from matplotlib.lines import Line2D
-
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    marks = [Line2D([], [], ls="", **_mark({"verdict": verdict})) for verdict in ("pass", "fail")]
-    return [*handles, *marks], [*labels, "p99, passed", "failed"]
-
-
-def _mark(probe: dict[str, Any]) -> dict[str, Any]:
-    passed = probe["verdict"] == "pass"
-    return {"marker": "o" if passed else "x", "color": GREEN if passed else ORANGE}
+def _dots(axes: Any, probes: Sequence[dict[str, Any]], x: Sequence[float], y: Sequence[float]) -> None:
+    """A mark per probe: a circle passed, a cross failed; confirmations are larger."""
+    for passed, marker, colour in ((True, "o", GREEN), (False, "x", ORANGE)):
+        own = [i for i, probe in enumerate(probes) if (probe["verdict"] == "pass") is passed]
+        sizes = [60 if probes[i]["stage"] == Stage.CONFIRM else 24 for i in own]
+        label = "p99, passed" if passed else "p99, failed"
+        at = [x[i] for i in own], [y[i] for i in own]
+        axes.scatter(*at, sizes, color=colour, marker=marker, zorder=3, label=label)
 
 
 def _claim(panel: dict[str, Any]) -> str:
     return f"{panel['claim']:.3g} req/s" if panel["claim"] else "no claim"
 
 
-def _draw_stages(figure: "Figure", data: dict[str, Any]) -> None:
+def _draw_stages(figure: "SubFigure", data: dict[str, Any]) -> None:
     axes: Any = figure.subplots()
     names = list(dict.fromkeys(name for bar in data["bars"] for name in bar["stages"] if name != "median"))
     labels, left = [bar["label"] for bar in data["bars"]], [0.0] * len(data["bars"])
@@ -207,14 +215,14 @@ def _draw_stages(figure: "Figure", data: dict[str, Any]) -> None:
         off = abs(total - bar["stages"]["median"]) > 0.05 * bar["stages"]["median"]
         note = f" {total:.1f} ms" + (f" (median {bar['stages']['median']:.1f}!)" if off else "")
         axes.annotate(note, (total, y), va="center", fontsize=7)
-    axes.axvline(data["sla_ms"], color=PINK, lw=1.6, ls="--", label=f"SLA {data['sla_ms']:g} ms")
+    axes.axvline(data["sla_ms"], color=BLACK, lw=1.6, ls="--", label=f"SLA {data['sla_ms']:g} ms")
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlabel("ms")
     axes.tick_params(axis="y", labelsize=8)
-    figure.legend(loc="outside lower center", ncols=8, fontsize=8, frameon=False)
+    figure.legend(loc="outside upper center", ncols=8, fontsize=8, frameon=False)
 
 
-def _draw_schedules(figure: "Figure", data: dict[str, Any]) -> None:
+def _draw_schedules(figure: "SubFigure", data: dict[str, Any]) -> None:
     axes: Any = figure.subplots()
     lengths = sorted({row["input_len"] for row in data["rows"]})
     series = list(dict.fromkeys((row["beams"], row["constraint"]) for row in data["rows"]))
@@ -231,17 +239,16 @@ def _draw_schedules(figure: "Figure", data: dict[str, Any]) -> None:
         axes.bar_label(bars, fmt="%.3g", fontsize=7)
     axes.set_xticks(range(len(lengths)), map(str, lengths))
     axes.set(xlabel="input length, tokens", ylabel="requests/s")
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
 
 
-def _draw_path(figure: "Figure", data: dict[str, Any]) -> None:
+def _draw_path(figure: "SubFigure", data: dict[str, Any]) -> None:
     panels = data["panels"]
     grid: Any = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, panel in zip(grid, panels, strict=True):
         rates = [probe["offered"] for probe in panel["probes"]]
         axes.plot(rates, color="#bbbbbb", lw=1, zorder=1)
-        for x, probe in enumerate(panel["probes"]):
-            axes.scatter(x, probe["offered"], s=30, zorder=2, **_mark(probe))
+        _dots(axes, panel["probes"], range(len(rates)), rates)
         if panel["claim"]:
             axes.axhline(panel["claim"], color=GREEN, lw=1.2)
         axes.set_xticks(range(len(rates)), [probe["stage"][0] for probe in panel["probes"]], fontsize=7)

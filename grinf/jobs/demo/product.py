@@ -39,7 +39,7 @@ def search(files: DemoFiles, stages: Stages) -> RecallReport:
 
 def score(report: RecallReport) -> SystemScore:
     """Recall of the retriever, to stand beside the baselines."""
-    return SystemScore(f"grinf, beams {BEAMS}", tuple(_at(report, k) for k in CUTOFFS))
+    return SystemScore(f"grinf, beams {BEAMS}", tuple(_recall_at(report)[k] for k in CUTOFFS))
 
 
 def compare_widths(files: DemoFiles, stages: Stages, whole: RecallReport, limit: int) -> list[WidthScore]:
@@ -54,8 +54,7 @@ def compare_widths(files: DemoFiles, stages: Stages, whole: RecallReport, limit:
     for beams in SCHEDULES:
         is_whole = beams == BEAMS and limit >= whole.rows
         report = whole if is_whole else _recall(files, stages, beams, f"first-{limit}-{beams}", limit)
-        width = int(beams.rpartition("-")[2])
-        recall = tuple(_at(report, k) if k <= width else None for k in WIDTH_CUTOFFS)
+        recall = tuple(_recall_at(report).get(k) for k in WIDTH_CUTOFFS)
         free = _recall(files, stages, beams, f"free-{beams}", min(limit, MAX_FREE_QUERIES), constrained=False)
         legal = _legal_share(free.output, files.trie)
         scores.append(WidthScore(beams, recall, legal, report.answered / report.seconds))
@@ -117,8 +116,10 @@ def _legal_share(answers: Path, trie_file: Path) -> float:
     return float((trie.leaf_of(codes[whole]) >= 0).sum() / len(codes))
 
 
-def _at(report: RecallReport, k: int) -> float:
-    return report.summary["metrics"]["items"][f"recall@{k}"]
+def _recall_at(report: RecallReport) -> dict[int, float]:
+    """Recall on items at each K that the number of beams allows."""
+    metrics = report.summary["metrics"]["items"]
+    return {int(name[7:]): value for name, value in metrics.items() if name.startswith("recall@")}
 
 
 def _num_rows(path: Path) -> int:

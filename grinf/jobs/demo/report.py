@@ -21,7 +21,7 @@ class WidthScore:
 
     Attributes:
         beams: As `--beams` spells it.
-        recall: At each K of `WIDTH_CUTOFFS`; None above the last width.
+        recall: At each K of `WIDTH_CUTOFFS`; None for more items than it returns.
         legal_share: Share of beams that are items, when the search runs without the trie.
         queries_per_s: With the trie, on this machine.
     """
