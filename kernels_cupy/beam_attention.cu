@@ -78,20 +78,21 @@ DEVICE void merge_splits(float (&out)[8], float lse_log2, const float* part, con
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #if MERGE
-grinf_beam_merge(
+    grinf_beam_merge(
 #else
-grinf_beam_attention(
+    grinf_beam_attention(
 #endif
-    const elem* __restrict__ q, const elem* __restrict__ k, const elem* __restrict__ v, const int* __restrict__ slot,
-    const int* __restrict__ ancestor, const int* __restrict__ step, const int* __restrict__ width, long long q_batch,
-    long long q_row, long long slot_stride, long long step_stride, int beams_per_request, float scale_log2,
+        const elem* __restrict__ q, const elem* __restrict__ k, const elem* __restrict__ v,
+        const int* __restrict__ slot, const int* __restrict__ ancestor, const int* __restrict__ step,
+        const int* __restrict__ width, long long q_batch, long long q_row, long long slot_stride, long long step_stride,
+        int beams_per_request, float scale_log2,
 #if MERGE
-    elem* __restrict__ out, const int* __restrict__ context_len, const float* __restrict__ part,
-    const float* __restrict__ part_lse, int splits, int min_split
+        elem* __restrict__ out, const int* __restrict__ context_len, const float* __restrict__ part,
+        const float* __restrict__ part_lse, int splits, int min_split
 #else
-    float* __restrict__ out, float* __restrict__ lse
+        float* __restrict__ out, float* __restrict__ lse
 #endif
-) {
+    ) {
     int b = blockIdx.y;
     int unit = blockIdx.x * TEAMS + threadIdx.x / LANES;
     int beam = unit / KV_HEADS, head = unit % KV_HEADS, lane = threadIdx.x % LANES;
@@ -109,7 +110,8 @@ grinf_beam_attention(
         key[s] = value[s] = make_uint4(0, 0, 0, 0);
         if (s >= steps) continue;
         int row = __ldg(ancestor + ((long long)b * STEPS + s) * beams_per_request + beam);
-        long long at = slot[b] * slot_stride + s * step_stride + ((long long)row * KV_HEADS + head) * HEAD_DIM + lane * 8;
+        long long at =
+            slot[b] * slot_stride + s * step_stride + ((long long)row * KV_HEADS + head) * HEAD_DIM + lane * 8;
         key[s] = load16(k + at);
         value[s] = load16(v + at);
     }

@@ -46,11 +46,17 @@ DEVICE float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 template <typename T>
 DEVICE T from_float(float x);
 template <>
-DEVICE float from_float<float>(float x) { return x; }
+DEVICE float from_float<float>(float x) {
+    return x;
+}
 template <>
-DEVICE __half from_float<__half>(float x) { return __float2half_rn(x); }
+DEVICE __half from_float<__half>(float x) {
+    return __float2half_rn(x);
+}
 template <>
-DEVICE __nv_bfloat16 from_float<__nv_bfloat16>(float x) { return __float2bfloat16_rn(x); }
+DEVICE __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+    return __float2bfloat16_rn(x);
+}
 
 // Two 16-bit elements in one register, the lower address in the lower half.
 template <typename T>
@@ -69,7 +75,9 @@ DEVICE u32 pack2<__nv_bfloat16>(float lo, float hi) {
 template <typename T>
 DEVICE float2 unpack2(u32 x);
 template <>
-DEVICE float2 unpack2<__half>(u32 x) { return __half22float2(*reinterpret_cast<__half2*>(&x)); }
+DEVICE float2 unpack2<__half>(u32 x) {
+    return __half22float2(*reinterpret_cast<__half2*>(&x));
+}
 template <>
 DEVICE float2 unpack2<__nv_bfloat16>(u32 x) {
     return make_float2(__uint_as_float(x << 16), __uint_as_float(x & 0xffff0000u));  // bf16 is the top half of fp32
@@ -83,10 +91,14 @@ struct alignas(sizeof(T) * N) Vec {
 };
 
 template <typename T, int N>
-DEVICE Vec<T, N> load_vec(const T* p) { return *reinterpret_cast<const Vec<T, N>*>(p); }
+DEVICE Vec<T, N> load_vec(const T* p) {
+    return *reinterpret_cast<const Vec<T, N>*>(p);
+}
 
 template <typename T, int N>
-DEVICE void store_vec(T* p, const Vec<T, N>& v) { *reinterpret_cast<Vec<T, N>*>(p) = v; }
+DEVICE void store_vec(T* p, const Vec<T, N>& v) {
+    *reinterpret_cast<Vec<T, N>*>(p) = v;
+}
 
 // 16 bytes through the read-only path; the memory must not be written while the kernel runs.
 DEVICE uint4 load16(const void* p) { return __ldg(reinterpret_cast<const uint4*>(p)); }
@@ -150,7 +162,9 @@ DEVICE void cp_async16(u32 to, const void* from, bool valid = true) {
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int PENDING>
-DEVICE void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+DEVICE void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
 
 // --- tensor cores: 16 x 8 x 16, 16-bit inputs, fp32 accumulators
 
@@ -177,17 +191,19 @@ template <typename T>
 DEVICE void mma_16x8x16(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1);
 template <>
 DEVICE void mma_16x8x16<__nv_bfloat16>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <>
 DEVICE void mma_16x8x16<__half>(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // --- small mathematics
@@ -210,4 +226,6 @@ DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Keys that each split of a context takes, a multiple of 64; the last may take fewer, later ones none. It depends on
 // the request's own length, and on `splits` and `min_split`, which follow from the shape of the bucket.
-DEVICE int split_keys(int length, int splits, int min_split) { return max(ceil_div(ceil_div(length, splits), 64) * 64, min_split); }
+DEVICE int split_keys(int length, int splits, int min_split) {
+    return max(ceil_div(ceil_div(length, splits), 64) * 64, min_split);
+}

@@ -11,9 +11,9 @@
 //   grinf_lay_out_children   grid (B), block 1024: offset, first child, span -> parent
 //   grinf_child_normaliser   grid (W, B), block ROW_THREADS: log_z and cut of each beam, for `children` and `topk` scores;
 //                            for `topk` 4 * STAGED bytes of dynamic shared memory
-//   grinf_group_children     grid (any, B), block 256: maxima of groups and leaf groups; blocks stride over the groups
+//   grinf_group_children     grid (any, B), block 128: maxima of groups and leaf groups; blocks stride over the groups
 //   grinf_pick_groups        grid (B), block 1024: the leaf groups that matter, and a floor below which no candidate does
-//   grinf_rescan_children    grid (ceil(P / 8), B), block 256: the candidates of those leaf groups above the floor
+//   grinf_rescan_children    grid (ceil(P / 4), B), block 128: the candidates of those leaf groups above the floor
 //   grinf_finish_selection   grid (B), block 1024
 //
 // Layouts:
@@ -46,7 +46,7 @@
 #define GROUP (LEAF * FAN)
 #define SPAN_GROUPS 4  // groups of a span, whose first parent is remembered
 #define SPAN (GROUP * SPAN_GROUPS)
-#define SCAN_THREADS 256
+#define SCAN_THREADS 128
 #define STAGED 8192  // children whose keys are held in shared memory
 
 #if CODE_BITS == 16
@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     if (cut != nullptr) cut[static_cast<size_t>(b) * rows + w] = least;
 }
 
-extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 3)
+extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 5)
     grinf_group_children(CHILDREN_PARAMS, const float* log_z, const u64* cut, const float* cum, u32* group_key,
                          u32* leaf_key) {
     constexpr int WARPS = SCAN_THREADS / WARP_SIZE;

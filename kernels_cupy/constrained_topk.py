@@ -52,9 +52,9 @@ def scan_blocks(batch: int, capacity: int) -> int:
     """Blocks that scan one request's groups.
 
     They stride over the groups that the request really has, so that a large capacity starts no idle blocks by
-    the thousand; 2,048 blocks in all fill a card several times, 128 a request keep any one of them fast.
+    the thousand; 4,096 blocks in all fill a card several times, 256 a request keep any one of them fast.
     """
-    return min(ceil_div(max_groups(capacity), BLOCK_GROUPS), max(128, 2048 // batch))
+    return min(ceil_div(max_groups(capacity), BLOCK_GROUPS), max(256, 4096 // batch))
 
 
 def row_threads(rows: int) -> int:

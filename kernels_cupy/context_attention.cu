@@ -20,19 +20,17 @@
 //   page_table   int [B, table_width]          context_len, width   int [B]
 //   part         float [splits, B, W, KV_HEADS * GROUP, HEAD_DIM]    part_lse   float, the same without HEAD_DIM
 //   k_beams, v_beams   elem [slots, T, W_max, KV_HEADS, HEAD_DIM], strides slot_stride and step_stride
-//   ancestor     int [B, steps, W]             slot, step   int [B]
+//   ancestor     int [B, steps, W]             slot, step   int [B]; these four, out and their strides: FUSED 1 only
 //   out          elem [B, W, KV_HEADS * GROUP, HEAD_DIM]
 // Launch: grid (ceil(W * GROUP / BLOCK_M), KV_HEADS, B * splits), block 128,
-//   dynamic shared bytes (BLOCK_M + 4 * BLOCK_N) * HEAD_DIM * 2, BLOCK_M = 64 * M_TILES, BLOCK_N = 32.
+//   dynamic shared bytes (BLOCK_M + 4 * BLOCK_N) * HEAD_DIM * 2, BLOCK_M = 64 * M_TILES.
 // Constants: DTYPE (FP16, BF16), HEAD_DIM (64, 128), GROUP, KV_HEADS, PAGE_SIZE (a power of two, 16 or more),
-//   M_TILES (1, 2: sixteens of rows per warp), FUSED.
-// Source: FlashAttention-2 and -3 (Dao, 2023; Shah et al., 2024) for the loop and its overlap of the next scores
-//   with this softmax, Flash-Decoding (Dao et al., 2023) for the splits.
+//   M_TILES (1, 2: sixteens of rows per warp), BLOCK_N (32, 64: keys of a tile), FUSED.
+// Source: FlashAttention-2 (Dao, 2023) for the loop, Flash-Decoding (Dao et al., 2023) for the splits.
 
 #include "common.cuh"
-#include "attention_tile.cuh"
+#include "mma_tile.cuh"
 
-#define BLOCK_N 32
 #define HEADS (KV_HEADS * GROUP)
 #define KEY_STRIDE (KV_HEADS * HEAD_DIM)
 #define KEY_CHUNKS (KV_HEADS * CHUNKS)
@@ -42,11 +40,13 @@
 // Beams that the rows of a warp belong to, and the keys of theirs that it takes at a time.
 #define WARP_BEAMS (WARP_ROWS % GROUP == 0 ? WARP_ROWS / GROUP : (WARP_ROWS + GROUP - 2) / GROUP + 1)
 #define CHUNK_KEYS 16
+#if FUSED
+#define ENTRY grinf_decode_attention
+#else
+#define ENTRY grinf_context_attention
+#endif
 
 // --- device helpers
-
-// Scores of one tile of keys.
-typedef float Scores[M_TILES][BLOCK_N / 8][4];
 
 // The block copies its rows of q; rows at and past `end` become zeros.
 DEVICE void load_queries(u32 tile, const elem* q, long long q_row, int first, int end) {
@@ -70,38 +70,33 @@ struct Context {
 
 // Where a thread takes part in copying tiles: always the same chunk, of every PASS_ROWS-th key.
 struct Copier {
-    u32 to;                         // byte in a tile
-    u32 chunk;                      // chunk in page 0 of the pools
-    int end;                        // of the split, seen from the thread's first key
-    u32 at[BLOCK_N / SEGMENT];      // chunks in the pools where the segments of the newest tile are found; 32 bits of
-};                                  // 16 bytes reach 64 GiB
+    u32 k, v;  // shared addresses in the first tiles
+    u32 from;  // chunk in page 0 of the pools; 32 bits of 16 bytes reach 64 GiB
+    int left;  // keys from the thread's first one to the end of the split
+};
 
-DEVICE Copier new_copier(const Context& context, int head) {
-    int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-    return {tile_address(0, row, chunk), u32(row * KEY_CHUNKS + head * CHUNKS + chunk), context.end - row, {}};
-}
-
-DEVICE int fresh(const int* p) { int x; asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(x) : "l"(p)); return x; }
-// Look up the pages of the tile that begins at `key`.
-DEVICE void find_tile(Copier& copier, const Context& context, int key) {
+// The block copies keys and values of tile t of its split into stage t % 2; zeros past the end of the split.
+DEVICE void load_tile(const Context& context, const Copier& copier, int t) {
+    u32 stage = t % 2 * STAGE_BYTES;
+    int left = copier.left - t * BLOCK_N;
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / SEGMENT; ++i) {
-        u32 start = key + i * SEGMENT;
-        u32 page = (int)start < copier.end ? fresh(context.page_table + context.table + start / PAGE_SIZE) : 0;
-        copier.at[i] = page * context.page_chunks + start % PAGE_SIZE * KEY_CHUNKS + copier.chunk;
+    for (int segment = 0; segment < BLOCK_N; segment += SEGMENT) {
+        u32 start = context.first + t * BLOCK_N + segment;
+        u32 page = segment < left ? __ldg(context.page_table + context.table + start / PAGE_SIZE) : 0;
+        u32 at = page * context.page_chunks + start % PAGE_SIZE * KEY_CHUNKS + copier.from;
+        const elem* from_k = context.k + 8ull * at;
+        const elem* from_v = context.v + 8ull * at;
+#pragma unroll
+        for (int i = 0; i < SEGMENT; i += PASS_ROWS) {
+            u32 to = stage + (segment + i) * ROW_BYTES;
+            cp_async16(copier.k + to, from_k + i * KEY_STRIDE, segment + i < left);
+            cp_async16(copier.v + to, from_v + i * KEY_STRIDE, segment + i < left);
+        }
     }
 }
 
-// The block copies the keys or values of the newest tile, which begins at `key`; zeros past the end of the split.
-DEVICE void load_tile(u32 tile, const elem* pool, Copier& copier, int key) {
-#pragma unroll
-    for (int row = 0; row < BLOCK_N; row += PASS_ROWS) {
-        const elem* from = pool + 8ull * copier.at[row / SEGMENT] + row % SEGMENT * KEY_STRIDE;
-        cp_async16(tile + copier.to + row * ROW_BYTES, from, row < copier.end - key);
-    }
-}
-
-DEVICE void mask_tail(Scores& s, int keys) {
+// Only the first `keys` of the tile are keys.
+DEVICE void mask_tail(float (&s)[M_TILES][BLOCK_N / 8][4], int keys) {
     int lane = threadIdx.x % WARP_SIZE;
 #pragma unroll
     for (int n = 0; n < BLOCK_N / 8; ++n)
@@ -112,76 +107,40 @@ DEVICE void mask_tail(Scores& s, int keys) {
                 for (int m = 0; m < M_TILES; ++m) s[m][n][i] = NEG_INF;
 }
 
-// Fold the keys of the split into the rows. The queries are on their way into shared memory; `k_tile` and what
-// follows it is free, and free again on return. Tiles of keys and of values have two stages each.
-DEVICE void attend_context(Rows& rows, const Context& context, int head, u32 q_lane, u32 k_tile, bool live,
+// Fold the keys of the split into the rows. The queries are on their way into shared memory; the tiles, two stages
+// of keys and two of values, are free, and free again on return.
+DEVICE void attend_context(Rows& rows, const Context& context, int head, u32 q_lane, u32 k_tile, u32 v_tile, bool live,
                            float scale_log2) {
-    int end = context.end;
-    u32 v_tile = k_tile + 2 * STAGE_BYTES;
     u32 k_lane = lane_of_b(k_tile, 0), v_lane = lane_of_a(v_tile, 0);
-    Copier copier = new_copier(context, head);
-    auto load_k = [&](int key, int stage) {
-        find_tile(copier, context, key);
-        load_tile(k_tile + stage * STAGE_BYTES, context.k, copier, key);
-    };
-    auto load_v = [&](int key, int stage) { find_tile(copier, context, key); load_tile(v_tile + stage * STAGE_BYTES, context.v, copier, key); };
-    int key = context.first;
-    if (key < end) load_k(key, 0);
+    int keys = context.end - context.first, tiles = max(ceil_div(keys, BLOCK_N), 0);
+    int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    Copier copier = {tile_address(k_tile, row, chunk), tile_address(v_tile, row, chunk),
+                     u32(row * KEY_CHUNKS + head * CHUNKS + chunk), keys - row};
+    if (tiles > 0) load_tile(context, copier, 0);
     cp_async_commit();
-    if (key < end) load_v(key, 0);
-    if (key + BLOCK_N < end) load_k(key + BLOCK_N, 1);
-    cp_async_commit();
-    Scores even, odd;
-    cp_async_wait<1>();
-    __syncthreads();  // queries and the first keys are there
-    if (live && key < end) {
-        score(even, q_lane, k_lane);
-        mask_tail(even, end - key);
-        raise(even, rows, scale_log2);
-    }
-    // A turn: the scores of the next tile beside the weights of this one, then the values of this one. What the
-    // weights are relative to is known before, so that the exponentials run while the tensor cores do.
-    auto turn = [&](int key, int stage, Scores& now, Scores& next) {
+    for (int t = 0; t < tiles; ++t) {
         cp_async_wait<0>();
-        __syncthreads();  // next keys and these values are there; nobody reads these keys and former values any more
-        bool more = key + 2 * BLOCK_N < end;
-        load_v(key + BLOCK_N, 1 - stage);
-        if (more) load_k(key + 2 * BLOCK_N, stage);
+        __syncthreads();  // tile t is there, and nobody reads tile t - 1 any more
+        if (t + 1 < tiles) load_tile(context, copier, t + 1);
         cp_async_commit();
-        if (!live) return;
-        score(next, q_lane, k_lane + (1 - stage) * STAGE_BYTES);
-        soften(now, rows, scale_log2);
-        if (!more) mask_tail(next, end - key - BLOCK_N);
-        gather_values(now, rows, v_lane + stage * STAGE_BYTES);
-        raise(next, rows, scale_log2);
-    };
-    for (; key + 2 * BLOCK_N < end; key += 2 * BLOCK_N) {
-        turn(key, 0, even, odd);
-        turn(key + BLOCK_N, 1, odd, even);
+        if (!live) continue;
+        float s[M_TILES][BLOCK_N / 8][4];
+        score(s, q_lane, k_lane + t % 2 * STAGE_BYTES);
+        if (t + 1 == tiles) mask_tail(s, keys - t * BLOCK_N);
+        raise(s, rows, scale_log2);
+        soften(s, rows, scale_log2);
+        gather_values(s, rows, v_lane + t % 2 * STAGE_BYTES);
     }
-    auto last = [&](int stage, Scores& now) {
-        cp_async_wait<0>();
-        __syncthreads();  // the last values are there
-        if (!live) return;
-        soften(now, rows, scale_log2);
-        gather_values(now, rows, v_lane + stage * STAGE_BYTES);
-    };
-    if (key + BLOCK_N < end) {
-        turn(key, 0, even, odd);
-        last(1, odd);
-    } else if (key < end) {
-        last(0, even);
-    }
-    __syncthreads();  // nobody reads them any more
+    cp_async_wait<0>();
+    __syncthreads();  // the queries are there, and nobody reads the last tile any more
 }
 
 #if FUSED
 struct Beams {
-    const elem* k;  // the request's slot and head
-    const elem* v;
+    const elem *k, *v;    // the request's slot and head
+    const int* ancestor;  // [steps, W] of the request
     long long step_stride;
-    const int* ancestor;  // [T, W] of the request
-    int ancestor_row;     // W
+    int ancestor_row;  // W
     int width;
     int steps;  // keys of each beam
 };
@@ -269,8 +228,7 @@ DEVICE void store_partial(const Rows& rows, float* part, float* lse, int first_r
             int r = first_row + m * 16 + half * 8 + lane / 4;
             if (r >= end_row) continue;
             int at = r / GROUP * HEADS + r % GROUP;
-            if (lane % 4 == 0)
-                lse[at] = sum == 0.0f ? NEG_INF : LN2 * (rows.top[m][half] + log2_approx(sum));
+            if (lane % 4 == 0) lse[at] = sum == 0.0f ? NEG_INF : LN2 * (rows.top[m][half] + log2_approx(sum));
             float* to = part + (long long)at * HEAD_DIM + lane % 4 * 2;
 #pragma unroll
             for (int n = 0; n < HEAD_DIM / 8; ++n)
@@ -310,21 +268,13 @@ DEVICE void store_final(const Rows& rows, elem* out, elem* tile, int first_row, 
 // --- kernel
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
-#if FUSED
-grinf_decode_attention(
-#else
-grinf_context_attention(
-#endif
-    const elem* __restrict__ q, const elem* __restrict__ k, const elem* __restrict__ v,
-    const int* __restrict__ page_table, const int* __restrict__ context_len, const int* __restrict__ width,
-    float* __restrict__ part, float* __restrict__ part_lse, long long q_batch, long long q_row, u32 page_chunks,
-    int table_width, int beams_per_request, int splits, int min_split, float scale_log2
-#if FUSED
-    , const elem* __restrict__ k_beams, const elem* __restrict__ v_beams, const int* __restrict__ slot,
-    const int* __restrict__ ancestor, const int* __restrict__ step, elem* __restrict__ out, long long slot_stride,
-    long long step_stride, int steps
-#endif
-) {
+    ENTRY(const elem* __restrict__ q, const elem* __restrict__ k, const elem* __restrict__ v,
+          const int* __restrict__ page_table, const int* __restrict__ context_len, const int* __restrict__ width,
+          float* __restrict__ part, float* __restrict__ part_lse, long long q_batch, long long q_row, u32 page_chunks,
+          int table_width, int beams_per_request, int splits, int min_split, float scale_log2,
+          const elem* __restrict__ k_beams, const elem* __restrict__ v_beams, const int* __restrict__ slot,
+          const int* __restrict__ ancestor, const int* __restrict__ step, elem* __restrict__ out, long long slot_stride,
+          long long step_stride, int steps) {
     extern __shared__ __align__(1024) elem shared[];
     // Splits vary slowest: the blocks of a request that is not split come first and spread over all multiprocessors.
     int batch = gridDim.z / splits, b = blockIdx.z % batch, split = blockIdx.z / batch, head = blockIdx.y;
@@ -340,21 +290,22 @@ grinf_context_attention(
 
     int warp_row = first_row + threadIdx.x / WARP_SIZE * WARP_ROWS;
     bool live = warp_row < end_row;
-    u32 q_tile = shared_address(shared), k_tile = q_tile + BLOCK_M * ROW_BYTES;
+    u32 q_tile = shared_address(shared), k_tile = q_tile + BLOCK_M * ROW_BYTES, v_tile = k_tile + 2 * STAGE_BYTES;
     u32 q_lane = lane_of_a(q_tile, warp_row - first_row);
     Context context = {k, v, page_table, page_chunks, u32(b * table_width), first_key, end_key};
     Rows rows;
     clear(rows);
     load_queries(q_tile, q + b * q_batch + head * GROUP * HEAD_DIM, q_row, first_row, end_row);
-    attend_context(rows, context, head, q_lane, k_tile, live, scale_log2);
+    attend_context(rows, context, head, q_lane, k_tile, v_tile, live, scale_log2);
     if (!live) return;
     long long row_of_request = (long long)b * beams_per_request * HEADS + head * GROUP;
 #if FUSED
     if (whole) {
         long long pool = slot[b] * slot_stride + head * HEAD_DIM;
-        Beams beams = {k_beams + pool, v_beams + pool, step_stride, ancestor + (long long)b * steps * beams_per_request,
-                       beams_per_request, width[b], step[b] + 1};
-        attend_beams(rows, beams, q_lane, k_tile, k_tile + 2 * STAGE_BYTES, warp_row, scale_log2);
+        Beams beams = {k_beams + pool, v_beams + pool,    ancestor + (long long)b * steps * beams_per_request,
+                       step_stride,    beams_per_request, width[b],
+                       step[b] + 1};
+        attend_beams(rows, beams, q_lane, k_tile, v_tile, warp_row, scale_log2);
         finish(rows);
         store_final(rows, out + row_of_request * HEAD_DIM, shared, warp_row, end_row);
         return;

@@ -26,9 +26,9 @@ DEVICE void store4(T* to, const float (&x)[4]) {
 // --- kernel
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-grinf_merge_attention(const float* __restrict__ out_a, const float* __restrict__ lse_a, const float* __restrict__ out_b,
-                      const float* __restrict__ lse_b, elem* __restrict__ out, float* __restrict__ lse, int count,
-                      int rows) {
+    grinf_merge_attention(const float* __restrict__ out_a, const float* __restrict__ lse_a,
+                          const float* __restrict__ out_b, const float* __restrict__ lse_b, elem* __restrict__ out,
+                          float* __restrict__ lse, int count, int rows) {
     int row = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
     int lane = threadIdx.x % LANES;
     if (row >= rows) return;

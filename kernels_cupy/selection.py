@@ -12,8 +12,8 @@ from kernels_cupy.loader import ptr
 
 MAX_WIDTH: Final = 4096
 SELECT_THREADS: Final = 1024
-SCAN_THREADS: Final = 256
-RESCAN_LEAVES: Final = 8  # leaf groups that a block of a rescan looks at
+SCAN_THREADS: Final = 128
+RESCAN_LEAVES: Final = 4  # leaf groups that a block of a rescan looks at
 
 Shapes = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 

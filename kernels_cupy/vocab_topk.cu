@@ -14,7 +14,7 @@
 //   grinf_group_columns      grid (W, B), block ROW_THREADS, dynamic shared memory: 4 bytes a tile, for MODE TOPK also
 //                            8 * LIST bytes. MODE: GIVEN (log_z is read), FULL or TOPK (log_z is written)
 //   grinf_pick_groups        grid (B), block 1024: the tiles that matter, and a floor below which no candidate does
-//   grinf_rescan_columns     grid (ceil(P / 8), B), block 256: the candidates of those tiles above the floor
+//   grinf_rescan_columns     grid (ceil(P / 4), B), block 128: the candidates of those tiles above the floor
 //   grinf_finish_selection   grid (B), block 1024
 //
 // Layouts:
@@ -56,7 +56,7 @@
 #define FAN (4096 / TILE)  // tiles of a group
 #define LIST 4096          // candidates of a row that are selected in shared memory
 #define LIVE_THREADS (ALIGNED && MODE != TOPK ? 1280 : 1024)  // of a multiprocessor; more would spill registers
-#define SCAN_THREADS 256
+#define SCAN_THREADS 128
 #define FIXED_POINT 1099511627776.0f  // 2^40
 #define NEG_INF_BITS (DTYPE == FP32 ? 0xff800000u : DTYPE == FP16 ? 0xfc00fc00u : 0xff80ff80u)
 

@@ -45,7 +45,7 @@ def row_threads(columns: int) -> int:
 
 
 def tile(mode: str) -> int:
-    """Columns of a leaf group; `topk` scores look for a row's best logits in its best tiles, and want small ones."""
+    """Columns of a leaf group; `topk` scores seek the best logits of a row in its best tiles, small ones."""
     return 128 if mode == "TOPK" else 512
 
 

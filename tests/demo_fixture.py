@@ -23,6 +23,7 @@ class SmallDemo:
 
     folder: Path
     report: DemoReport
+    plan: DemoPlan
 
     @property
     def model(self) -> Path:
@@ -44,4 +45,4 @@ def small_demo(tmp_path_factory: pytest.TempPathFactory) -> SmallDemo:
         pytest.skip("simple-icd-10-cm is not installed")
     folder = tmp_path_factory.mktemp("small_demo")
     with contextlib.chdir(folder):
-        return SmallDemo(folder, run_demo(DemoSettings(), lambda stage, done, total: None, PLAN))
+        return SmallDemo(folder, run_demo(DemoSettings(), lambda stage, done, total: None, PLAN), PLAN)

@@ -105,7 +105,7 @@ def test_verify_tells_a_damaged_trie_from_something_else(folder):
 @pytest.mark.parametrize("kind", ["skewed", "uniform"])
 def test_the_benchmark_measures_a_build(folder, repository, kind):
     script = repository / "benchmarks" / "build_trie.py"
-    command = [sys.executable, str(script), "--items", "2000", "--kind", kind, "--memory-limit", "10kB"]
+    command = [sys.executable, str(script), "--items", "2000", "--kind", kind, "--memory-limit", "10KiB"]
     measured = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=repository).stdout)
     assert (measured["items"], measured["build_s"] > 0) == (2000, True)
     assert measured["peak_memory_mib"] > 10

@@ -1,4 +1,4 @@
-"""The demo end to end at a small budget: real data, a model that has learned, files that the commands take."""
+"""The demo end to end at a small budget: real data, a model that has learned, files that commands take."""
 
 import contextlib
 import shutil
@@ -18,7 +18,6 @@ from grinf.jobs.demo.make import make
 from grinf.jobs.demo.stages import Stages
 from grinf.jobs.recall import run_recall
 from grinf.trie import Trie
-from tests.demo_fixture import PLAN
 
 pytest_plugins = ["tests.demo_fixture"]
 pytestmark = pytest.mark.slow
@@ -101,12 +100,12 @@ def test_answers_are_titles_of_the_catalogue(small_demo):
 
 def test_a_second_run_shows_the_first_report(small_demo):
     with contextlib.chdir(small_demo.folder):
-        again = run_demo(DemoSettings(), silent, PLAN)
+        again = run_demo(DemoSettings(), silent, small_demo.plan)
     assert again == replace(small_demo.report, is_new=False)
 
 
-def test_two_runs_make_the_same_files(tmp_path):
-    plan = replace(PLAN, steps=3)
+def test_two_runs_make_the_same_files(small_demo, tmp_path):
+    plan = replace(small_demo.plan, steps=3)
     for name in ("a", "b"):
         make(plan, DemoFiles(DemoSettings(output=tmp_path / name)), seed=7, stages=Stages(silent))
     for file in ("items.parquet", "queries.parquet", "model/model.safetensors", "model/tokenizer.json"):
@@ -116,4 +115,4 @@ def test_two_runs_make_the_same_files(tmp_path):
 def test_a_demo_of_other_settings_is_refused(small_demo, tmp_path):
     shutil.copytree(small_demo.folder, tmp_path, dirs_exist_ok=True)
     with contextlib.chdir(tmp_path), pytest.raises(UsageError, match="demo is a demo with other settings"):
-        run_demo(DemoSettings(seed=1), silent, PLAN)
+        run_demo(DemoSettings(seed=1), silent, small_demo.plan)

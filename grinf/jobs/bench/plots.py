@@ -129,14 +129,11 @@ def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
         style: dict[str, Any] = {"color": colour, "marker": marker, "ms": 6}
         axes.errorbar(x, y, [[0] * len(y), whisker], capsize=3, lw=1.8, label=line["label"], **style)
         for at in zip(x, y, strict=True):
-            axes.annotate(
-                f"{at[1]:.3g}",
-                at,
-                (6, -12 if number % 2 else 6),
-                textcoords="offset points",
-                fontsize=8,
-                color=colour,
-            )
+            side: dict[str, Any] = {
+                "xytext": (-7 if number % 2 else 7, 5),
+                "ha": "right" if number % 2 else "left",
+            }
+            axes.annotate(f"{at[1]:.3g}", at, textcoords="offset points", fontsize=8, color=colour, **side)
         closed = [(p["input_len"], p["closed_avg_rps"]) for p in line["points"] if p["closed_avg_rps"]]
         if closed:
             label = f"{line['label']} (closed loop, average)"
@@ -149,9 +146,9 @@ def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
             )
     axes.set_xticks(sorted({point["input_len"] for line in data["lines"] for point in line["points"]}))
     axes.set(xlabel="input length, tokens", ylabel="requests/s (whisker: lowest rate that failed)")
-    axes.set_ylim(bottom=0, top=1.12 * axes.get_ylim()[1])
+    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, ncols=2)
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
 
 
 def _draw_latency(figure: "SubFigure", data: dict[str, Any]) -> None:

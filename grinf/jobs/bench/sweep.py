@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +14,7 @@ from itertools import groupby
 import numpy as np
 
 from grinf.config.settings import BenchSettings
-from grinf.errors import ExitCode
+from grinf.errors import ExitCode, GrinfError
 from grinf.jobs.bench.clock import Clock, VirtualClock
 from grinf.jobs.bench.engines import OpenEngine, open_engine
 from grinf.jobs.bench.environment import describe_environment
@@ -70,7 +71,12 @@ def run_bench(settings: BenchSettings, on_progress: OnProgress) -> BenchReport:
             run.append("run", **terms, points=[asdict(point) for point in plan.points])
         sweep = _Sweep(plan, run, on_progress)
         was_complete = not sweep.todo
-        sweep.measure()
+        try:
+            sweep.measure()
+        except GrinfError:
+            if not any(event["event"] == "probe" for event in run.events()):
+                shutil.rmtree(run.path)  # nothing was measured: leave nothing
+            raise
         summary = summarise(run)
         write_summary(run, summary)
     return BenchReport(plan, run, summary, was_complete)

@@ -130,9 +130,6 @@ DEVICE void gather_values(const float (&p)[M_TILES][N][4], Rows& rows, u32 v_lan
     }
 }
 
-// Makes what was computed from x so far no use for later, where the compiler would keep it in registers too long.
-DEVICE void forget(u32& x) { asm volatile("" : "+r"(x)); }
-
 // Where a lane points ldmatrix at, in a tile whose first row is `row`; further sixteens of columns by ^ (d << 5).
 DEVICE u32 lane_of_a(u32 tile, int row) {  // q as the left operand, v (transposed) as the right one
     int lane = threadIdx.x % WARP_SIZE;

@@ -1,0 +1,115 @@
+"""`grinf bench` in a process of its own: exit codes, one JSON document, no side effects of a dry run."""
+
+import json
+
+import pytest
+
+from tests.cli.test_app import run
+
+SIM = ["bench", "--engine", "sim:base=9ms,per_req=4.5ms,max_batch=16", "--input-len", "100", "--beams", "900"]
+SMOKE = [*SIM, "--preset", "smoke"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("bench_cli")
+
+
+@pytest.fixture(scope="module")
+def finished(folder):
+    return run(*SMOKE, "--json", cwd=folder)
+
+
+def only_run(folder):
+    (path,) = (folder / "results").iterdir()
+    return path
+
+
+def test_a_sweep_prints_exactly_one_json_document(finished, folder):
+    assert finished.returncode == 0, finished.stderr
+    document = json.loads(finished.stdout)
+    assert (document["schema"], document["status"], document["exit_code"]) == ("grinf.bench/1", "ok", 0)
+    (point,) = document["data"]["points"]
+    assert point["status"] == "ok"
+    assert 100 < point["max_rate"] < 180
+    assert document["data"]["sla"] == ["p99:100ms"]
+    assert (only_run(folder) / "plots" / "search_path.png").stat().st_size > 10_000
+
+
+def test_show_and_plot_work_from_the_folder_alone(finished, folder):
+    path = only_run(folder)
+    shown = run("bench", "show", path, cwd=folder)
+    assert shown.returncode == 0, shown.stderr
+    assert "max req/s" in shown.stdout
+    for plot in (path / "plots").iterdir():
+        plot.unlink()
+    (path / "summary.md").unlink()
+    again = run("bench", "plot", path, "--json", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert len(json.loads(again.stdout)["data"]["plots"]) == len(list((path / "plots").glob("*.png"))) == 4
+    assert (path / "summary.md").read_text().startswith("| engine |")
+
+
+def test_resume_of_a_finished_run_says_so(finished, folder):
+    again = run(*SMOKE, "--resume", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert "this run was complete" in again.stdout
+    only_run(folder)
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    dry = run(*SIM, "--dry-run", "--json", cwd=tmp_path)
+    assert dry.returncode == 0, dry.stderr
+    assert [point["point"] for point in json.loads(dry.stdout)["data"]["points"]]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gate_fails_with_5_and_only_when_it_is_certain(finished, folder, tmp_path):
+    slow = ["bench", "--engine", "sim:base=20ms,per_req=9ms,max_batch=16", "--preset", "smoke"]
+    slow += ["--input-len", "100", "--beams", "900", "--output", tmp_path]
+    assert run(*slow, cwd=tmp_path).returncode == 0
+    (candidate,) = tmp_path.glob("*-bench-*")
+    baseline = only_run(folder)
+    failed = run("bench", "compare", baseline, candidate, "--fail-if-slower", "5%", "--json", cwd=folder)
+    assert failed.returncode == 5, failed.stderr
+    assert json.loads(failed.stdout)["data"]["rows"][0]["verdict"] == "slower"
+    assert run("bench", "compare", candidate, baseline, "--fail-if-slower", "5%", cwd=folder).returncode == 0
+    assert run("bench", "compare", baseline, candidate, cwd=folder).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["bench", "--sla", "100"], 2, "has no unit"),
+        (["bench", "--beams", "20-"], 2, "redirect"),
+        (["bench", "--engine", "sgl"], 2, "unknown engine"),
+        (["bench", "--engine", "sim:base=9"], 2, "no unit"),
+        (["bench", "--input-len", "100:10:5"], 2, "holds no values"),
+        (["bench", "show", "nowhere"], 3, "not a bench run"),
+        (["bench", "compare", "a", "b", "--fail-if-slower", "200%"], 2, "no share"),
+        (["bench", "--device", "cpu", "--model", "missing.json", "--verify", "0"], 3, "no model at"),
+        (["bench", "kernels", "attenion"], 2, "unknown op"),
+    ],
+)
+def test_exit_codes_of_mistakes(tmp_path, arguments, code, message):
+    finished = run(*arguments, "--json", cwd=tmp_path)
+    assert finished.returncode == code, finished.stderr
+    document = json.loads(finished.stdout)
+    assert document["exit_code"] == code
+    assert message in json.dumps(document["error"], ensure_ascii=False)
+    assert "Traceback" not in finished.stderr
+    assert not list(tmp_path.glob("results/*"))
+
+
+def test_the_shipped_configurations_are_valid(repository, tmp_path):
+    names = sorted(path.name for path in (repository / "bench_configs").glob("*.toml"))
+    assert names == ["article.toml", "constraint.toml", "quick.toml", "schedules.toml", "smoke_cpu.toml"]
+    for name in names:
+        config = repository / "bench_configs" / name
+        dry = run("bench", "--config", config, "--dry-run", "--device", "cpu", "--json", cwd=repository)
+        assert dry.returncode == 0, dry.stderr
+        assert json.loads(dry.stdout)["data"]["points"]
+    (tmp_path / "typo.toml").write_text('[sweep]\nbeam = "900"\n')
+    typo = run("bench", "--config", "typo.toml", "--dry-run", cwd=tmp_path)
+    assert typo.returncode == 2
+    assert "beams" in typo.stderr
