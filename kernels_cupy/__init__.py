@@ -1,4 +1,4 @@
-"""CUDA kernels of grinf, compiled at run time by CuPy: a pair of files a kernel, `x.cu` and its binding `x.py`."""
+"""CUDA kernels of grinf, compiled at run time by CuPy: a kernel is `x.cu` and its binding `x.py`."""
 
 STEMS = (
     "context_attention",

@@ -3,20 +3,21 @@
 //   out[b, w, i, :] = sum_s softmax_s(scale * q[b, w, i, :] . K[slot[b], s, ancestor[b, s, w], h, :]) V[...]
 //   lse[b, w, i]    = ln sum_s exp(scale * q . K[s]),   h = i / GROUP, s = 0 .. step[b]
 //
-// Bound by memory: a team of HEAD_DIM / 8 lanes holds one key-value head of one beam, 16 bytes a lane, asks for all its
-// keys and values at once and keeps everything in registers. Neighbouring teams take neighbouring heads of a beam, whose
-// keys of a step are neighbours in memory.
+// Bound by memory: a team of HEAD_DIM / 8 lanes holds one key-value head of one beam, 16 bytes a lane, asks for all
+// its keys and values at once and keeps everything in registers. Neighbouring teams take neighbouring heads of a beam,
+// whose keys of a step are neighbours in memory.
 //
 // MERGE 0, grinf_beam_attention: write (out, lse), fp32.
-// MERGE 1, grinf_beam_merge: K2 and K3 in one pass: fold in the partials that grinf_decode_attention left (splits of the
-//   context) and write finished rows. Requests whose context is one split are finished already and left alone.
+// MERGE 1, grinf_beam_merge: K2 and K3 in one pass: fold in the partials that grinf_decode_attention left (splits of
+//   the context) and write finished rows. Requests whose context is one split are finished and left alone.
 //
 // Layouts
 //   q            elem [B, W, KV_HEADS * GROUP, HEAD_DIM], strides q_batch and q_row in elements
 //   k, v         elem [slots, STEPS, W_max, KV_HEADS, HEAD_DIM], strides slot_stride and step_stride in elements
 //   ancestor     int [B, STEPS, W]             slot, step, width, context_len   int [B]
-//   out          float (MERGE 0) or elem (MERGE 1) [B, W, KV_HEADS * GROUP, HEAD_DIM]; lse   float [B, W, KV_HEADS * GROUP]
-//   part         float [splits, B, W, KV_HEADS * GROUP, HEAD_DIM]      part_lse   float, the same without HEAD_DIM
+//   out          float (MERGE 0) or elem (MERGE 1) [B, W, KV_HEADS * GROUP, HEAD_DIM]
+//   lse          float [B, W, KV_HEADS * GROUP]
+//   part         float [splits, B, W, KV_HEADS * GROUP, HEAD_DIM]     part_lse   float, the same without HEAD_DIM
 // Launch: grid (ceil(W * KV_HEADS / TEAMS), B), block 128; TEAMS = 1024 / HEAD_DIM.
 // Constants: DTYPE (FP16, BF16), HEAD_DIM (64, 128), GROUP, KV_HEADS, STEPS, MERGE.
 

@@ -1,4 +1,4 @@
-"""K2, every beam's attention to its own decoded tokens, alone or merged with K1's splits; see beam_attention.cu."""
+"""K2, attention of every beam to its own tokens, alone or merged with K1's splits; see beam_attention.cu."""
 
 import math
 from itertools import product

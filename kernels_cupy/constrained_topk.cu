@@ -2,22 +2,22 @@
 //
 // Formula: score = (logit - log_z[parent]) + cum[parent]; a beam that has ended its SID hands its own score on.
 //
-// The candidates of a request are laid out flat: slot = offset[parent] + rank of the child among its siblings. That is the
-// order (parent rank, code), because siblings ascend by code. A thread finds the parent of its slot by a search among the
-// few parents of its group of slots; nothing is padded to the widest node, and no score is ever written to memory.
-// See selection.cuh for why the maxima of groups of slots are enough.
+// The candidates of a request are laid out flat: slot = offset[parent] + rank of the child among its siblings. That is
+// the order (parent rank, code), because siblings ascend by code. A thread finds the parent of its slot by a search
+// among the few parents of its group of slots; nothing is padded to the widest node, and no score is ever written to
+// memory. See selection.cuh for why the maxima of groups of slots are enough.
 //
 // Kernels, in this order, each with one grid row (y, or x alone) a request:
 //   grinf_lay_out_children   grid (B), block 1024: offset, first child, span -> parent
-//   grinf_child_normaliser   grid (W, B), block ROW_THREADS: log_z and cut of each beam, for `children` and `topk` scores;
-//                            for `topk` 4 * STAGED bytes of dynamic shared memory
+//   grinf_child_normaliser   grid (W, B), block ROW_THREADS: log_z and cut of each beam, where they are not given;
+//                            4 * STAGED bytes of dynamic shared memory for `topk` scores
 //   grinf_group_children     grid (any, B), block 128: maxima of groups and leaf groups; blocks stride over the groups
-//   grinf_pick_groups        grid (B), block 1024: the leaf groups that matter, and a floor below which no candidate does
+//   grinf_pick_groups        grid (B), block 1024: the leaf groups that matter, and a floor for their candidates
 //   grinf_rescan_children    grid (ceil(P / 4), B), block 128: the candidates of those leaf groups above the floor
 //   grinf_finish_selection   grid (B), block 1024
 //
 // Layouts:
-//   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, child rank) that counts; null: all)
+//   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, child rank); null: no cut)
 //   slot, level, next_width, score_k, min_width int32 [B]; margin float [B]
 //   pool_cum float, pool_node int32 [slots + 1, pool_width]; pool_width_of int32 [slots + 1] (live beams)
 //   first_child int32 [inner + 1]; code [nodes]; column, token int32 [levels, codes]; end_code int32 [levels]
@@ -100,20 +100,20 @@ struct Children {
     }
 };
 
-#define CHILDREN_PARAMS                                                                                              \
-    const elem *logits, const int *offset, const int *first, const int *span_parent, const int *total,              \
-        const code_t *code, const int *column, const u32 *live, const int *view, const int *level, int rows,         \
+#define CHILDREN_PARAMS                                                                                      \
+    const elem *logits, const int *offset, const int *first, const int *span_parent, const int *total,       \
+        const code_t *code, const int *column, const u32 *live, const int *view, const int *level, int rows, \
         int columns, int codes, int words, int max_groups
 
-#define CHILDREN_OF(b)                                                                                               \
-    {logits + static_cast<size_t>(b) * rows * columns,                                                               \
-     offset + static_cast<size_t>(b) * (rows + 1),                                                                   \
-     first + static_cast<size_t>(b) * rows,                                                                          \
-     span_parent + static_cast<size_t>(b) * (ceil_div(max_groups, SPAN_GROUPS) + 1),                                 \
-     code,                                                                                                           \
-     column == nullptr ? nullptr : column + static_cast<size_t>(level[b]) * codes,                                   \
-     live == nullptr ? nullptr : live + static_cast<size_t>(view[b]) * words,                                        \
-     columns,                                                                                                        \
+#define CHILDREN_OF(b)                                                               \
+    {logits + static_cast<size_t>(b) * rows * columns,                               \
+     offset + static_cast<size_t>(b) * (rows + 1),                                   \
+     first + static_cast<size_t>(b) * rows,                                          \
+     span_parent + static_cast<size_t>(b) * (ceil_div(max_groups, SPAN_GROUPS) + 1), \
+     code,                                                                           \
+     column == nullptr ? nullptr : column + static_cast<size_t>(level[b]) * codes,   \
+     live == nullptr ? nullptr : live + static_cast<size_t>(view[b]) * words,        \
+     columns,                                                                        \
      static_cast<u32>(total[b])}
 
 // Keys of N slots of one span; 0 where there is no candidate. log_z, cut and cum are the request's. Every load is made
@@ -155,7 +155,7 @@ DEVICE void candidate_keys(const Children& children, const float* log_z, const u
 
 // --- kernels
 
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
     grinf_lay_out_children(const int* slot, const float* pool_cum, const int* pool_node, const int* pool_width_of,
                            int pool_width, const int* level, const int* first_child, const code_t* code,
                            const int* end_code, int rows, int max_groups, int* offset, int* first, float* cum,
@@ -198,8 +198,8 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
 
 // Log-sum-exp over a beam's legal children; with score_k, over the score_k[b] best of them, of which `cut` is the last.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-    grinf_child_normaliser(CHILDREN_PARAMS, const int* slot, const int* pool_width_of, const int* score_k,
-                           float* log_z, u64* cut) {
+    grinf_child_normaliser(CHILDREN_PARAMS, const int* slot, const int* pool_width_of, const int* score_k, float* log_z,
+                           u64* cut) {
     extern __shared__ u32 staged[];
     __shared__ Scratch s;
     __shared__ float partial[2 * ROW_THREADS / WARP_SIZE];
@@ -245,7 +245,8 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 5)
         u32 slots[FAN], key[FAN], mine = 0, peak = 0;
 #pragma unroll
         for (int n = 0; n < FAN; ++n) slots[n] = group * GROUP + n * LEAF + lane;
-        candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, group / SPAN_GROUPS, slots, key);
+        candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, group / SPAN_GROUPS,
+                       slots, key);
 #pragma unroll
         for (int n = 0; n < FAN; ++n) {
             const u32 best = __reduce_max_sync(FULL_MASK, key[n]);
@@ -258,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 5)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
     grinf_pick_groups(const int* total, const u32* group_key, const u32* leaf_key, int max_groups,
                       const int* next_width, int max_picked, int* picked, int* num_picked, u32* floor_key) {
     const int b = blockIdx.x;
@@ -279,12 +280,13 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     const int leaf = picked[static_cast<size_t>(b) * max_picked + pick];
     const u32 slots[1] = {static_cast<u32>(leaf * LEAF + lane)};
     u32 key[1];
-    candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, leaf * LEAF / SPAN, slots, key);
+    candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, leaf * LEAF / SPAN, slots,
+                   key);
     const u64 candidate = key[0] >= floor_key[b] ? pack_candidate(key[0], slots[0]) : 0;
     append_survivors(candidate, survivors + static_cast<size_t>(b) * max_picked * LEAF, num_survivors + b);
 }
 
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
     grinf_finish_selection(CHILDREN_PARAMS, const u64* survivors, const int* num_survivors, const int* next_width,
                            const float* margin, const int* min_width, const int* token, int width, int max_picked,
                            float* out_score, int* out_parent, int* out_token, int* out_node, int* out_count) {
@@ -299,6 +301,6 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
         children.find_parents(position / SPAN, slots, parents);
         parent = parents[0], node = children.node(parent, position), token = token_of[code[node]];
     };
-    finish_selection(survivors + static_cast<size_t>(b) * max_picked * LEAF, num_survivors[b], next_width[b],
-                     margin[b], min_width[b], width, out, decode);
+    finish_selection(survivors + static_cast<size_t>(b) * max_picked * LEAF, num_survivors[b], next_width[b], margin[b],
+                     min_width[b], width, out, decode);
 }

@@ -16,11 +16,11 @@ from kernels_cupy.selection import (
     Path,
     Shapes,
     Trie,
-    Workspace,
     allocate,
     check_widths,
     max_picked,
     new_beams,
+    pointers,
 )
 
 STEM: Final = "constrained_topk"
@@ -63,14 +63,7 @@ def row_threads(rows: int) -> int:
 
 
 def workspace(batch: int, rows: int, width: int, capacity: int) -> Shapes:
-    """Dtype and shape of every intermediate, by the names of constrained_topk.cu.
-
-    Args:
-        batch: Requests.
-        rows: Beams per request in the logits.
-        width: Beams per request to keep.
-        capacity: Candidates per request at most.
-    """
+    """Dtype and shape of every intermediate, named as in constrained_topk.cu; `rows` beams yield `width`."""
     groups = max_groups(capacity)
     picked = min(max_picked(width), groups * FAN)
     return {
@@ -130,9 +123,7 @@ class _Search:
         self.batch, self.rows, columns = logits.shape
         self.groups = max_groups(trie.capacity)
         self.max_picked = min(max_picked(limits.width), self.groups * FAN)
-        self.work: Workspace = allocate(
-            workspace(self.batch, self.rows, limits.width, trie.capacity), logits.device
-        )
+        self.work = allocate(workspace(self.batch, self.rows, limits.width, trie.capacity), logits.device)
         self.defines = {
             "DTYPE": dtype_name(logits.dtype),
             "CODE_BITS": 8 * trie.code.element_size(),
@@ -141,7 +132,7 @@ class _Search:
         words = 0 if trie.live is None else trie.live.shape[-1]
         work = self.work
         self.children = (
-            ptr(logits), work["offset"], work["first"], work["span_parent"], work["total"],
+            ptr(logits), *pointers(work, "offset", "first", "span_parent", "total"),
             ptr(trie.code), ptr(trie.column), ptr(trie.live), ptr(trie.view), ptr(limits.level),
             i32(self.rows), i32(columns), i32(trie.token.shape[1]), i32(words), i32(self.groups),
         )  # fmt: skip
@@ -152,13 +143,13 @@ class _Search:
             "grinf_lay_out_children", (self.batch,), SELECT_THREADS,
             ptr(path.slot), ptr(path.cum), ptr(path.node), ptr(path.width), i32(path.cum.shape[1]),
             ptr(self.limits.level), ptr(trie.first_child), ptr(trie.code), ptr(trie.end_code),
-            i32(self.rows), i32(self.groups), work["offset"], work["first"], work["cum"],
-            work["span_parent"], work["total"], work["num_survivors"],
+            i32(self.rows), i32(self.groups),
+            *pointers(work, "offset", "first", "cum", "span_parent", "total", "num_survivors"),
         )  # fmt: skip
 
     def normalise(self, score: str) -> Tensor:
         score_k = ptr(self.limits.score_k) if score == "topk" else 0
-        log_z = self.work.tensors["log_z"]
+        log_z = self.work["log_z"]
         self._launch(
             "grinf_child_normaliser", (self.rows, self.batch), row_threads(self.rows),
             *self.children, ptr(self.path.slot), ptr(self.path.width), score_k, ptr(log_z), self._cut(score),
@@ -170,25 +161,25 @@ class _Search:
         work = self.work
         self._launch(
             "grinf_group_children", (scan_blocks(self.batch, self.trie.capacity), self.batch), SCAN_THREADS,
-            *self.children, ptr(log_z), self._cut(score), work["cum"], work["group_key"], work["leaf_key"],
+            *self.children, ptr(log_z), self._cut(score), *pointers(work, "cum", "group_key", "leaf_key"),
         )  # fmt: skip
 
     def pick(self) -> None:
         work, limits = self.work, self.limits
         self._launch(
             "grinf_pick_groups", (self.batch,), SELECT_THREADS,
-            work["total"], work["group_key"], work["leaf_key"], i32(self.groups),
+            *pointers(work, "total", "group_key", "leaf_key"), i32(self.groups),
             ptr(limits.next_width), i32(self.max_picked),
-            work["picked"], work["num_picked"], work["floor_key"],
+            *pointers(work, "picked", "num_picked", "floor_key"),
         )  # fmt: skip
 
     def rescan(self, log_z: Tensor, score: str) -> None:
         work = self.work
         self._launch(
             "grinf_rescan_children", (ceil_div(self.max_picked, RESCAN_LEAVES), self.batch), SCAN_THREADS,
-            *self.children, ptr(log_z), self._cut(score), work["cum"],
-            work["picked"], work["num_picked"], work["floor_key"], i32(self.max_picked),
-            work["survivors"], work["num_survivors"],
+            *self.children, ptr(log_z), self._cut(score),
+            *pointers(work, "cum", "picked", "num_picked", "floor_key"), i32(self.max_picked),
+            *pointers(work, "survivors", "num_survivors"),
         )  # fmt: skip
 
     def finish(self) -> Beams:
@@ -196,14 +187,14 @@ class _Search:
         out = new_beams(self.batch, limits.width, self.trie.code.device)
         self._launch(
             "grinf_finish_selection", (self.batch,), SELECT_THREADS,
-            *self.children, work["survivors"], work["num_survivors"],
+            *self.children, *pointers(work, "survivors", "num_survivors"),
             ptr(limits.next_width), ptr(limits.margin), ptr(limits.min_width), ptr(self.trie.token),
             i32(limits.width), i32(self.max_picked), *out.pointers(),
         )  # fmt: skip
         return out
 
     def _cut(self, score: str) -> int:
-        return self.work["cut"] if score == "topk" else 0
+        return ptr(self.work["cut"]) if score == "topk" else 0
 
     def _launch(
         self, entry: str, grid: tuple[int, ...], threads: int, *args: Any, smem_bytes: int = 0

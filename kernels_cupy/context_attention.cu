@@ -20,8 +20,8 @@
 //   page_table   int [B, table_width]          context_len, width   int [B]
 //   part         float [splits, B, W, KV_HEADS * GROUP, HEAD_DIM]    part_lse   float, the same without HEAD_DIM
 //   k_beams, v_beams   elem [slots, T, W_max, KV_HEADS, HEAD_DIM], strides slot_stride and step_stride
-//   ancestor     int [B, steps, W]             slot, step   int [B]; these four, out and their strides: FUSED 1 only
-//   out          elem [B, W, KV_HEADS * GROUP, HEAD_DIM]
+//   ancestor     int [B, steps, W]             slot, step   int [B]
+//   out          elem [B, W, KV_HEADS * GROUP, HEAD_DIM]; it and the beams' arguments are read if FUSED alone
 // Launch: grid (ceil(W * GROUP / BLOCK_M), KV_HEADS, B * splits), block 128,
 //   dynamic shared bytes (BLOCK_M + 4 * BLOCK_N) * HEAD_DIM * 2, BLOCK_M = 64 * M_TILES.
 // Constants: DTYPE (FP16, BF16), HEAD_DIM (64, 128), GROUP, KV_HEADS, PAGE_SIZE (a power of two, 16 or more),

@@ -53,7 +53,7 @@ def decode_attention(
         raise ValueError(
             f"out is {out.dtype} {tuple(out.shape)}; needs a contiguous {q.dtype} {tuple(q.shape)}"
         )
-    grid = context_attention.bucket_plan(q, k_pages, page_table)
+    grid = context_attention.bucket_plan(q, k_pages, page_table, fused=True)
     part = part_lse = None
     if grid.splits > 1:
         part, part_lse = context_attention.new_partials(q, grid.splits)
@@ -71,7 +71,7 @@ def decode_attention(
         grid,
         part,
         part_lse,
-        extra=(*beams, *strides, i32(k_beams.shape[1])),
+        (*beams, *strides, i32(k_beams.shape[1])),
     )
     if grid.splits > 1:
         merge = (ptr(out), ptr(context_len), ptr(part), ptr(part_lse), i32(grid.splits), i32(grid.min_split))

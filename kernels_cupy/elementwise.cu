@@ -5,18 +5,19 @@
 //   q, k: norm as above over a head, then rotate: low' = low cos - high sin, high' = high cos + low sin; v: copied
 //   out = gate / (1 + exp(-gate)) * up
 //
-// Every access is 16 bytes wide and every tensor is contiguous. A row of hidden states belongs to ROW_THREADS threads, which
-// keep it in registers between the sum and the scaling. A head belongs to HEAD_DIM / 16 lanes: each holds eight dimensions
-// of the lower half and the eight that they rotate with, so that the rotation needs no exchange.
+// Every access is 16 bytes wide and every tensor is contiguous. A row of hidden states belongs to ROW_THREADS threads,
+// which keep it in registers between the sum and the scaling. A head belongs to HEAD_DIM / 16 lanes: each holds eight
+// dimensions of the lower half and the eight that they rotate with, so that the rotation needs no exchange.
 //
 // Kernels:
 //   grinf_add_rms_norm        grid (ceil(rows / (BLOCK / ROW_THREADS))), block BLOCK
-//   grinf_qk_norm_rope_write  block 256: a warp takes ROUNDS * 512 / HEAD_DIM heads of a token, a token ceil(heads / that)
+//   grinf_qk_norm_rope_write  grid so that a warp takes ROUNDS * 512 / HEAD_DIM heads of one token, block 256
 //   grinf_swiglu              grid (ceil(rows * FEATURES / 8 / (256 * 4))), block 256
 // Layouts:
 //   x, residual (or null), out, total (null where residual is) [rows, HIDDEN]; weight [HIDDEN]
-//   qkv [tokens, q_heads + 2 * kv_heads, HEAD_DIM]; q_norm, k_norm [HEAD_DIM] or null; cos_sin float [positions, HEAD_DIM]
-//   position int32 [tokens]; pool_row int64 [tokens]; k_pool, v_pool [pool rows, kv_heads, HEAD_DIM]
+//   qkv [tokens, q_heads + 2 * kv_heads, HEAD_DIM]; q_norm, k_norm [HEAD_DIM] or null
+//   cos_sin float [positions, HEAD_DIM]; position int32 [tokens]; pool_row int64 [tokens]
+//   k_pool, v_pool [pool rows, kv_heads, HEAD_DIM]
 //   gate_up [rows, 2 * FEATURES]; out [rows, FEATURES]
 //
 // Constants: DTYPE, FP16 or BF16; HIDDEN and ROW_THREADS; HEAD_DIM; FEATURES. Widths are multiples of 8.

@@ -130,11 +130,11 @@ def splice(text: str, name: str, read_header: Callable[[str], str]) -> str:
 
 def read(name: str) -> str:
     """Return the text of a file of this package."""
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return resources.files("kernels_cupy").joinpath(name).read_text(encoding="utf-8")
 
 
 def options(defines: Mapping[str, Define], arch: str | None = None) -> tuple[str, ...]:
-    """Return the compiler's options; CuPy adds -arch of the device, and NVRTC builds the more specific of two."""
+    """Return compiler options; CuPy adds the device's -arch, and NVRTC builds the more specific of two."""
     target = () if arch is None else (f"-arch={arch}",)
     return ("-std=c++17", *(f"-D{name}={value}" for name, value in defines.items()), *target)
 
@@ -174,6 +174,12 @@ def ceil_div(a: int, b: int) -> int:
 def multiprocessors(device: int) -> int:
     """Return how many multiprocessors a CUDA device has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def shared_per_multiprocessor(device: int) -> int:
+    """Return how many bytes of shared memory a multiprocessor of a CUDA device has."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
 
 
 @functools.cache

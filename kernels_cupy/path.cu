@@ -6,8 +6,8 @@
 // gather_path: tokens[b, w] = token[slot, step, w]; ancestors[b, s, w] = ancestor[slot, s, w] before the step, w at and
 // after it. Rows at and past the live width are 0.
 //
-// Old ancestors are read while new ones are written to the same place: a block owns a request, and every thread holds what
-// it read of a step in registers before any thread writes that step.
+// Old ancestors are read while new ones are written to the same place: a block owns a request, and every thread holds
+// what it read of a step in registers before any thread writes that step.
 //
 // Kernels:
 //   grinf_extend_path   grid (B), block 1024
@@ -29,9 +29,8 @@
 
 extern "C" __global__ void __launch_bounds__(EXTEND_THREADS)
     grinf_extend_path(const int* slot, const int* level, const float* new_score, const int* new_parent,
-                      const int* new_token, const int* new_node, const int* count, int beams, int* token,
-                      int* ancestor, float* cum, int* node, int* width, int levels, int steps, int pool_width,
-                      int scratch) {
+                      const int* new_token, const int* new_node, const int* count, int beams, int* token, int* ancestor,
+                      float* cum, int* node, int* width, int levels, int steps, int pool_width, int scratch) {
     const int b = blockIdx.x, chosen = level[b];
     const size_t from = static_cast<size_t>(b) * beams, row = slot[b];
     token += (row * levels + chosen) * pool_width;

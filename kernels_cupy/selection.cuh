@@ -1,12 +1,13 @@
 // Exact selection, shared by the constrained and the free search. Included after common.cuh.
 //
-// Candidates have a position: slots in the order (parent rank, code), which is the order among equal scores. A candidate
-// is compared as one integer, its score's key above the complement of its position, so all candidates are distinct.
+// Candidates have a position: slots in the order (parent rank, code), which is the order among equal scores. A
+// candidate is compared as one integer, its score's key above the complement of its position, so all candidates are
+// distinct.
 //
-// The search is by halves of this fact: cut the positions into groups, in order; then the K best candidates lie in the K
-// best groups, where a group is compared by (its best score, its position). For if a candidate lies in none of them, each
-// of those K groups holds a candidate that precedes it. So the maxima of leaf groups are enough to find the few groups
-// that are looked at again, whatever the scores are and however many are equal.
+// The search is by halves of this fact: cut the positions into groups, in order; then the K best candidates lie in the
+// K best groups, where a group is compared by (its best score, its position). For if a candidate lies in none of them,
+// each of those K groups holds a candidate that precedes it. So the maxima of leaf groups are enough to find the few
+// groups that are looked at again, whatever the scores are and however many are equal.
 //
 //     positions   ................................................................
 //     leaf groups |  max  |  max  |  max  |  max  |        LEAF positions each
@@ -93,7 +94,8 @@ struct ExpSum {
         float top = warp_max(peak), total = warp_sum(sum * exp2_approx((peak - top) * LOG2E));
         if (lane == 0) words[warp] = top, words[WARPS + warp] = total;
         __syncthreads();
-        const float warp_top = lane < WARPS ? words[lane] : -1e30f, warp_total = lane < WARPS ? words[WARPS + lane] : 0.0f;
+        const float warp_top = lane < WARPS ? words[lane] : -1e30f,
+                    warp_total = lane < WARPS ? words[WARPS + lane] : 0.0f;
         top = warp_max(warp_top);
         total = warp_sum(warp_total * exp2_approx((warp_top - top) * LOG2E));
         return top + logf(total);
@@ -125,7 +127,8 @@ struct Cut {
     u32 found;  // values that are not 0
 };
 
-// Find the bin that holds the want-th largest of the counted values: its number, how many values lie above it and in it.
+// Find the bin that holds the want-th largest of the counted values: its number, how many values lie above it and in
+// it.
 template <int THREADS>
 DEVICE void find_bin(u32 want, Scratch& s) {
     constexpr int PER_THREAD = BINS / THREADS;
@@ -142,8 +145,8 @@ DEVICE void find_bin(u32 want, Scratch& s) {
     __syncthreads();
 }
 
-// Radix select over n values of which the nonzero ones are distinct. Digits start at the highest bit in which the values
-// differ, so two or three rounds do; six are possible (ties of scores, told apart by position).
+// Radix select over n values of which the nonzero ones are distinct. Digits start at the highest bit in which the
+// values differ, so two or three rounds do; six are possible (ties of scores, told apart by position).
 template <int THREADS, class Get>
 DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
@@ -192,7 +195,8 @@ DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
 }
 
 // Sort the first `found` of ITEMS * SELECT_THREADS values in shared memory, largest first; the rest become 0. A bitonic
-// network: thread t holds values t, t + 1024, ..., so that short strides are shuffles and the longest stay in the thread.
+// network: thread t holds values t, t + 1024, ..., so that short strides are shuffles and the longest stay in the
+// thread.
 template <int ITEMS>
 DEVICE void sort_descending(u64* value, u32 found) {
     constexpr int T = SELECT_THREADS;
@@ -245,26 +249,26 @@ DEVICE void append_survivors(u64 candidate, u64* survivors, int* count) {
     if (candidate != 0) survivors[first + __popc(mask & ((1u << lane) - 1))] = candidate;
 }
 
-// Pick the leaf groups of a request that can hold one of its `want` best candidates, from the maxima of its n groups and of
-// their FAN leaf groups. A candidate below `floor_key` is not among the best.
+// Pick the leaf groups of a request that can hold one of its `want` best candidates, from the maxima of its n groups
+// and of their leaf groups, LEAVES each. A candidate below `floor_key` is not among the best.
 //
-// The least of the `want` best groups is such a floor, and mostly few leaf groups reach it. Where more than `room` do, or
-// where there are not that many groups, the best leaf groups are selected exactly.
-template <int FAN>
+// The least of the `want` best groups is such a floor, and mostly few leaf groups reach it. Where more than `room` do,
+// or where there are not that many groups, the best leaf groups are selected exactly.
+template <int LEAVES>
 DEVICE void pick_groups(const u32* group_key, const u32* leaf_key, u32 n, u32 want, u32 room, int* picked,
                         int* num_picked, u32* floor_key) {
     __shared__ Scratch s;
     __shared__ u32 list[MAX_WIDTH];
     const bool all = n <= want;
     const auto leaf = [&](u32 i) {
-        const u32 id = (all ? i / FAN : list[i / FAN]) * FAN + i % FAN;
+        const u32 id = (all ? i / LEAVES : list[i / LEAVES]) * LEAVES + i % LEAVES;
         return pack_candidate(leaf_key[id], id);
     };
     // Leaf groups at and above `least`; all are counted, the first `room` are picked.
     const auto collect = [&](u64 least) {
         if (threadIdx.x == 0) s.counter = 0;
         __syncthreads();
-        for_each<SELECT_THREADS>(n * FAN, leaf, [&](u64 v) {
+        for_each<SELECT_THREADS>(n * LEAVES, leaf, [&](u64 v) {
             if (v < least) return;
             const u32 at = atomicAdd(&s.counter, 1u);
             if (at < room) picked[at] = candidate_position(v);
@@ -286,11 +290,11 @@ DEVICE void pick_groups(const u32* group_key, const u32* leaf_key, u32 n, u32 wa
         __syncthreads();
         floor = cut.found >= want ? candidate_key(cut.least) : 1;
         count = collect(static_cast<u64>(floor) << 32);
-    } else if (n * FAN <= want) {
+    } else if (n * LEAVES <= want) {
         count = collect(1);
     }
     if (count > room) {
-        const Cut cut = kth_largest<SELECT_THREADS>(n * FAN, leaf, want, s);
+        const Cut cut = kth_largest<SELECT_THREADS>(n * LEAVES, leaf, want, s);
         floor = cut.found >= want ? candidate_key(cut.least) : 1;
         count = collect(cut.least);
     }
@@ -307,8 +311,8 @@ struct Beams {
 };
 
 // Choose and sort the best of a request's n survivors, drop those below the margin, and write all `width` rows.
-// decode(position, parent, token, node) says what stands at a position. Mostly all survivors fit into shared memory, and
-// sorting them is all there is to do.
+// decode(position, parent, token, node) says what stands at a position. Mostly all survivors fit into shared memory,
+// and sorting them is all there is to do.
 template <class Decode>
 DEVICE void finish_selection(const u64* survivors, u32 n, u32 want, float margin, u32 min_width, int width, Beams out,
                              Decode decode) {

@@ -67,22 +67,14 @@ class Beams:
         return tuple(map(ptr, (self.score, self.parent, self.token, self.node, self.count)))
 
 
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Tensors that live for one call."""
-
-    tensors: Mapping[str, Tensor]
-
-    def __getitem__(self, name: str) -> int:
-        """Address of a tensor."""
-        return self.tensors[name].data_ptr()
+def allocate(shapes: Shapes, device: torch.device) -> dict[str, Tensor]:
+    """Take from torch what lives for one call."""
+    return {name: torch.empty(shape, dtype=dtype, device=device) for name, (dtype, shape) in shapes.items()}
 
 
-def allocate(shapes: Shapes, device: torch.device) -> Workspace:
-    """Take a call's workspace from torch."""
-    return Workspace(
-        {name: torch.empty(s, dtype=dtype, device=device) for name, (dtype, s) in shapes.items()}
-    )
+def pointers(work: Mapping[str, Tensor], *names: str) -> tuple[int, ...]:
+    """Addresses of some tensors of a workspace."""
+    return tuple(ptr(work[name]) for name in names)
 
 
 def num_bytes(shapes: Shapes) -> int:

@@ -2,27 +2,27 @@
 //
 // Formula: score = (logit - log_z[row]) + cum[row], log_z = m + log(sum over columns of exp(logit - m)).
 //
-// The logits are read once, 16 bytes at a time: a block streams a row, keeps an online sum of exponentials and the maxima
-// of tiles of columns, and scores the maxima when the row's normaliser is known. Rounding is monotone, so the score of
-// a tile's largest logit is its largest score. Only the K best tiles are read again. See selection.cuh.
+// The logits are read once, 16 bytes at a time: a block streams a row, keeps an online sum of exponentials and the
+// maxima of tiles of columns, and scores the maxima when the row's normaliser is known. Rounding is monotone, so the
+// score of a tile's largest logit is its largest score. Only the K best tiles are read again. See selection.cuh.
 //
-// `topk` scores: the normaliser and the candidates are the row's score_k best logits, ties to the smaller column. They lie
-// in the row's score_k best tiles; the block finds them before it scores the tiles.
+// `topk` scores: the normaliser and the candidates are the row's score_k best logits, ties to the smaller column. They
+// lie in the row's score_k best tiles; the block finds them before it scores the tiles.
 //
 // Kernels:
 //   grinf_row_logsumexp      grid (rows), block ROW_THREADS
 //   grinf_group_columns      grid (W, B), block ROW_THREADS, dynamic shared memory: 4 bytes a tile, for MODE TOPK also
 //                            8 * LIST bytes. MODE: GIVEN (log_z is read), FULL or TOPK (log_z is written)
-//   grinf_pick_groups        grid (B), block 1024: the tiles that matter, and a floor below which no candidate does
+//   grinf_pick_groups        grid (B), block 1024: the tiles that matter, and a floor for their candidates
 //   grinf_rescan_columns     grid (ceil(P / 4), B), block 128: the candidates of those tiles above the floor
 //   grinf_finish_selection   grid (B), block 1024
 //
 // Layouts:
-//   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, column) that counts; null: all)
+//   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, column); null: no cut)
 //   slot, next_width, score_k, min_width int32 [B]; margin float [B]
 //   pool_cum float [slots + 1, pool_width]; pool_width_of int32 [slots + 1] (live beams)
-// Workspace, for G groups of 4096 columns a row, F tiles a group (past the row's end they have key 0), and P tiles that are
-// looked at again; a tile has T = 512 columns, for MODE TOPK 128:
+// Workspace, for G groups of 4096 columns a row, F tiles a group (past the row's end they have key 0), and P tiles that
+// are looked at again; a tile has T = 512 columns, for MODE TOPK 128:
 //   group_key u32 [B, W, G]; tile_key u32 [B, W, G, F]; picked int32 [B, P]; num_picked int32 [B]; floor_key u32 [B]
 //   survivors u64 [B, P * T]; num_survivors int32 [B]
 // A position is row * columns + column, below 2^32.
@@ -53,8 +53,8 @@
 #define UNROLL 4                                    // parts that they have under way, one after the other in the row
 #define TILE (MODE == TOPK ? PART : PART * UNROLL)  // columns of a leaf group
 #define TILE_PARTS (TILE / PART)
-#define FAN (4096 / TILE)  // tiles of a group
-#define LIST 4096          // candidates of a row that are selected in shared memory
+#define FAN (4096 / TILE)                                     // tiles of a group
+#define LIST 4096                                             // candidates of a row that are selected in shared memory
 #define LIVE_THREADS (ALIGNED && MODE != TOPK ? 1280 : 1024)  // of a multiprocessor; more would spill registers
 #define SCAN_THREADS 128
 #define FIXED_POINT 1099511627776.0f  // 2^40
@@ -83,16 +83,16 @@ DEVICE void add_exponentials(ExpSum& sum, const float (&x)[PACK], float largest)
     sum.sum += part[0];
 }
 
-// Columns of this thread in a part of the row: consecutive ones, but in rows that are not aligned dealt out to the lanes
-// one by one, so that loads stay coalesced.
+// Columns of this thread in a part of the row: consecutive ones, but in rows that are not aligned dealt out to the
+// lanes one by one, so that loads stay coalesced.
 DEVICE int part_column(int part, int i) {
     const int lane = threadIdx.x % LANES;
     return part * PART + (ALIGNED ? lane * PACK + i : i * LANES + lane);
 }
 
 // What this thread loads of a part; -inf past the row's end.
-#if ALIGNED
 struct Pack {
+#if ALIGNED
     uint4 raw;
 
     DEVICE void load(const elem* row, int columns, int part) {
@@ -100,9 +100,7 @@ struct Pack {
         if (part_column(part, 0) < columns) raw = load16(row + part_column(part, 0));
     }
     DEVICE void widen(float (&x)[PACK]) const { widen16<elem>(raw, x); }
-};
 #else
-struct Pack {
     float value[PACK];
 
     DEVICE void load(const elem* row, int columns, int part) {
@@ -114,8 +112,8 @@ struct Pack {
 #pragma unroll
         for (int i = 0; i < PACK; ++i) x[i] = value[i];
     }
-};
 #endif
+};
 
 // visit(part, this thread's columns) for every part of a row, -inf past its end and in parts that are not wanted. The
 // lanes of a part visit it together, and UNROLL parts in a row one after the other.
@@ -141,8 +139,8 @@ DEVICE void stream_row(const elem* row, int columns, Wanted wanted, Visit visit)
 
 DEVICE u64 logit_candidate(float logit, int column) { return pack_candidate(order_key(logit), column); }
 
-// The row's score_k best logits: the least of them, and their log-sum-exp. Terms are added as fixed-point numbers, since
-// the list has no fixed order and integer sums need none.
+// The row's score_k best logits: the least of them, and their log-sum-exp. Terms are added as fixed-point numbers,
+// since the list has no fixed order and integer sums need none.
 DEVICE u64 best_logits(const elem* row, int columns, const float* tile_max, int tiles, int score_k, u64* list,
                        Scratch& s, float& log_z) {
     const auto tile = [&](u32 t) { return logit_candidate(tile_max[t], t); };
@@ -252,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS, LIVE_THREADS / ROW_THR
     }
 }
 
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
     grinf_pick_groups(const int* slot, const int* pool_width_of, int rows, int groups, const u32* group_key,
                       const u32* tile_key, const int* next_width, int max_picked, int* picked, int* num_picked,
                       u32* floor_key) {
@@ -263,10 +261,9 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
 }
 
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
-    grinf_rescan_columns(const elem* logits, int rows, int columns, int groups, const int* slot,
-                         const float* pool_cum, int pool_width, const float* log_z, const u64* cut,
-                         const int* picked, const int* num_picked, const u32* floor_key, int max_picked, u64* survivors,
-                         int* num_survivors) {
+    grinf_rescan_columns(const elem* logits, int rows, int columns, int groups, const int* slot, const float* pool_cum,
+                         int pool_width, const float* log_z, const u64* cut, const int* picked, const int* num_picked,
+                         const u32* floor_key, int max_picked, u64* survivors, int* num_survivors) {
     const int b = blockIdx.y, lane = threadIdx.x % WARP_SIZE;
     const int pick = (blockIdx.x * SCAN_THREADS + threadIdx.x) / WARP_SIZE;
     if (pick >= num_picked[b]) return;
@@ -294,16 +291,16 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(SELECT_THREADS)
-    grinf_finish_selection(const u64* survivors, const int* num_survivors, const int* next_width,
-                           const float* margin, const int* min_width, int columns, int width, int max_picked,
-                           float* out_score, int* out_parent, int* out_token, int* out_node, int* out_count) {
+extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
+    grinf_finish_selection(const u64* survivors, const int* num_survivors, const int* next_width, const float* margin,
+                           const int* min_width, int columns, int width, int max_picked, float* out_score,
+                           int* out_parent, int* out_token, int* out_node, int* out_count) {
     const int b = blockIdx.x;
     const size_t row = static_cast<size_t>(b) * width;
     const Beams out = {out_score + row, out_parent + row, out_token + row, out_node + row, out_count + b};
     const auto decode = [&](u32 position, int& parent, int& token, int&) {
         parent = position / static_cast<u32>(columns), token = position % static_cast<u32>(columns);
     };
-    finish_selection(survivors + static_cast<size_t>(b) * max_picked * TILE, num_survivors[b], next_width[b],
-                     margin[b], min_width[b], width, out, decode);
+    finish_selection(survivors + static_cast<size_t>(b) * max_picked * TILE, num_survivors[b], next_width[b], margin[b],
+                     min_width[b], width, out, decode);
 }

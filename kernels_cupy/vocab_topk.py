@@ -19,6 +19,7 @@ from kernels_cupy.selection import (
     check_widths,
     max_picked,
     new_beams,
+    pointers,
 )
 
 STEM: Final = "vocab_topk"
@@ -61,7 +62,7 @@ def group_bytes(columns: int, mode: str) -> int:
 
 
 def workspace(batch: int, rows: int, width: int, columns: int, mode: str) -> Shapes:
-    """Dtype and shape of every intermediate, by the names of vocab_topk.cu."""
+    """Dtype and shape of every intermediate, by the names of vocab_topk.cu; `rows` beams yield `width`."""
     groups = row_groups(columns)
     return {
         "log_z": (torch.float32, (batch, rows)),
@@ -117,8 +118,8 @@ def select_and_normalise(
     mode = "TOPK" if score == "topk" else "FULL" if log_z is None else "GIVEN"
     defines = _defines(logits, mode)
     work = allocate(workspace(batch, rows, limits.width, columns, mode), logits.device)
-    log_z = work.tensors["log_z"] if log_z is None else log_z
-    cut = work["cut"] if score == "topk" else 0
+    log_z = work["log_z"] if log_z is None else log_z
+    cut = ptr(work["cut"]) if score == "topk" else 0
     groups, pool_width = i32(row_groups(columns)), i32(path.cum.shape[1])
     width, picked = limits.width, max_picked(limits.width)
 
@@ -128,24 +129,24 @@ def select_and_normalise(
     launch(
         "grinf_group_columns", (rows, batch), row_threads(columns),
         ptr(logits), i32(columns), groups, ptr(path.slot), ptr(path.cum), ptr(path.width), pool_width,
-        ptr(limits.score_k), ptr(log_z), cut, work["group_key"], work["tile_key"], work["num_survivors"],
+        ptr(limits.score_k), ptr(log_z), cut, *pointers(work, "group_key", "tile_key", "num_survivors"),
         smem_bytes=group_bytes(columns, mode),
     )  # fmt: skip
     launch(
         "grinf_pick_groups", (batch,), SELECT_THREADS,
-        ptr(path.slot), ptr(path.width), i32(rows), groups, work["group_key"], work["tile_key"],
-        ptr(limits.next_width), i32(picked), work["picked"], work["num_picked"], work["floor_key"],
+        ptr(path.slot), ptr(path.width), i32(rows), groups, *pointers(work, "group_key", "tile_key"),
+        ptr(limits.next_width), i32(picked), *pointers(work, "picked", "num_picked", "floor_key"),
     )  # fmt: skip
     launch(
         "grinf_rescan_columns", (ceil_div(picked, RESCAN_LEAVES), batch), SCAN_THREADS,
         ptr(logits), i32(rows), i32(columns), groups, ptr(path.slot), ptr(path.cum), pool_width,
-        ptr(log_z), cut, work["picked"], work["num_picked"], work["floor_key"], i32(picked),
-        work["survivors"], work["num_survivors"],
+        ptr(log_z), cut, *pointers(work, "picked", "num_picked", "floor_key"), i32(picked),
+        *pointers(work, "survivors", "num_survivors"),
     )  # fmt: skip
     out = new_beams(batch, width, logits.device)
     launch(
         "grinf_finish_selection", (batch,), SELECT_THREADS,
-        work["survivors"], work["num_survivors"],
+        *pointers(work, "survivors", "num_survivors"),
         ptr(limits.next_width), ptr(limits.margin), ptr(limits.min_width),
         i32(columns), i32(width), i32(picked), *out.pointers(),
     )  # fmt: skip

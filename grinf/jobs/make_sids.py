@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from grinf.config.settings import MakeSidsSettings
 from grinf.errors import DataError, UsageError
 from grinf.jobs.bench.run_dir import replacing
+from grinf.jobs.extras import require
 from grinf.jobs.item_rows import ITEM_NAMES
 from grinf.jobs.parquet_files import find_files, open_parquet, source_of
 from grinf.jobs.residual_kmeans import SidQuality, measure_sids, residual_kmeans
@@ -52,10 +53,12 @@ def run_make_sids(settings: MakeSidsSettings, on_progress: OnProgress) -> MakeSi
     """Cluster the vectors of a catalogue and write `sid` in their place; other columns are kept.
 
     Raises:
+        EnvironmentFault: scikit-learn is not installed.
         UsageError: Inputs or columns that do not fit, or an output that exists and is something else.
         DataError: A vector that is null, of another length or not finite, or SIDs that cannot be unique.
     """
     started = time.perf_counter()
+    require("sids", "sklearn")
     files = find_files(settings.embeddings)
     with open_parquet(files[0]) as first:
         names = first.schema_arrow.names

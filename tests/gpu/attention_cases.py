@@ -1,4 +1,4 @@
-"""Random decode attention problems in which everything that may not be read is NaN, and their float64 answers."""
+"""Random decode attention problems in which what may not be read is NaN, and their float64 answers."""
 
 from dataclasses import dataclass
 
@@ -61,7 +61,9 @@ def make_inputs(case: Case, seed: int = 0) -> Inputs:
     page_table = torch.full((batch, pages_each + 1), num_pages, dtype=torch.int32, device="cuda")
     page_table[:, :pages_each] = shuffled(num_pages)[: batch * pages_each].view(batch, pages_each)
     slot = shuffled(batch + 2)[:batch]
-    ancestor = torch.randint(max_width, (batch, case.decode_steps, case.beams), generator=generator, device="cuda")
+    ancestor = torch.randint(
+        max_width, (batch, case.decode_steps, case.beams), generator=generator, device="cuda"
+    )
     for b in range(batch):
         for pool in pages:
             pool[context_rows(case, page_table, b)] = normal(case.lengths[b], *heads)
@@ -106,7 +108,9 @@ def expected(case: Case, inputs: Inputs, b: int, parts: str) -> tuple[Tensor, Te
         rules.append("whgs,swhd->whgd")
     logits = torch.cat(scores, -1) * inputs.scale
     lse = torch.logsumexp(logits, -1)
-    weights = torch.exp(logits - lse.nan_to_num(neginf=0.0)[..., None]).split([s.shape[-1] for s in scores], -1)
+    weights = torch.exp(logits - lse.nan_to_num(neginf=0.0)[..., None]).split(
+        [s.shape[-1] for s in scores], -1
+    )
     out = torch.zeros_like(q)
     for rule, weight, value in zip(rules, weights, values, strict=True):
         out += torch.einsum(rule, weight, value)

@@ -47,7 +47,9 @@ CASES = {
     ),
     "splits": replace(ONE, lengths=(1500,), live=(20,), beams=20),
     "splits_group_1": replace(ONE, q_heads=2, lengths=(2047,), live=(70,)),
-    "splits_mixed": replace(ONE, lengths=(0, 5, 900, 2000), live=(20, 1, 32, 17), steps=(0, 1, 1, 0), beams=32),
+    "splits_mixed": replace(
+        ONE, lengths=(0, 5, 900, 2000), live=(20, 1, 32, 17), steps=(0, 1, 1, 0), beams=32
+    ),
     "wide": Case(live=(900, 899), lengths=(1000, 500), steps=(1, 0), beams=900, q_heads=16, kv_heads=8),
     "wide_split": Case(live=(900,), lengths=(5000,), beams=900, q_heads=16, kv_heads=8),
     "width_4096": Case(live=(4096,), lengths=(260,), beams=4096),
@@ -91,7 +93,9 @@ def composed(inputs: Inputs) -> Tensor:
 
 def errors(got: Tensor, case: Case, inputs: Inputs, parts: str) -> tuple[float, float]:
     """Largest absolute error and relative L2 error over the live rows; NaN where a live row is."""
-    pairs = [(got[b, :live].double(), expected(case, inputs, b, parts)[0]) for b, live in enumerate(case.live)]
+    pairs = [
+        (got[b, :live].double(), expected(case, inputs, b, parts)[0]) for b, live in enumerate(case.live)
+    ]
     result, truth = (torch.cat([side.flatten() for side in sides]) for sides in zip(*pairs, strict=True))
     difference = result - truth
     return difference.abs().max().item(), (difference.norm() / truth.norm().clamp(min=1e-30)).item()
@@ -123,9 +127,7 @@ def test_whole_attention(name: str, attend: Callable[[Inputs], Tensor]) -> None:
 
 @pytest.mark.parametrize(("attend", "parts"), [(context, "context"), (own, "own")])
 @pytest.mark.parametrize("name", CASES)
-def test_partial_attention(
-    name: str, attend: Callable[[Inputs], tuple[Tensor, Tensor]], parts: str
-) -> None:
+def test_partial_attention(name: str, attend: Callable[[Inputs], tuple[Tensor, Tensor]], parts: str) -> None:
     case = CASES[name]
     inputs = make_inputs(case)
     out, lse = attend(inputs)
@@ -167,7 +169,9 @@ def test_same_bits_every_time_and_in_any_batch_position() -> None:
     inputs = make_inputs(case)
     first, order = decode(inputs), torch.tensor([3, 2, 0, 1], device="cuda")
     per_request = ("q", "page_table", "context_len", "slot", "ancestor", "step", "width")
-    moved = decode(replace(inputs, **{name: getattr(inputs, name)[order].contiguous() for name in per_request}))
+    moved = decode(
+        replace(inputs, **{name: getattr(inputs, name)[order].contiguous() for name in per_request})
+    )
     for b, live in enumerate(case.live):
         assert torch.equal(first[b, :live], moved[(order == b).nonzero().item(), :live])
     assert torch.equal(first.nan_to_num(), decode(inputs).nan_to_num())

@@ -7,7 +7,8 @@ import pytest
 
 from grinf.config.load import resolve
 from grinf.config.settings import BuildTrieSettings, DemoSettings, RecallSettings
-from grinf.errors import UsageError
+from grinf.errors import EnvironmentFault, UsageError
+from grinf.jobs.demo import catalogue, run_demo
 from grinf.jobs.demo.files import DemoFiles, write_table
 from grinf.jobs.demo.report import Answer, DemoReport, SystemScore, WidthScore
 
@@ -127,3 +128,10 @@ def test_a_trie_of_someone_else_is_refused_before_the_training(folder):
     with pytest.raises(UsageError, match=r"tries/items.grtrie exists"):
         DemoFiles(DemoSettings()).claim()
     assert not (folder / "demo").exists()
+
+
+def test_nothing_is_written_when_the_data_is_not_installed(folder, monkeypatch):
+    monkeypatch.setattr(catalogue, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentFault, match="the demo's data is not installed"):
+        run_demo(DemoSettings(), lambda stage, done, total: None)
+    assert list(folder.iterdir()) == []

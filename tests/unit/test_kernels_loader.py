@@ -35,7 +35,7 @@ def numbered(text: str, name: str) -> dict[int, str]:
 
 
 def test_a_text_without_headers_is_left_alone() -> None:
-    text = "int kernel();\n// #include \"common.cuh\" in a comment\n"
+    text = 'int kernel();\n// #include "common.cuh" in a comment\n'
     assert loader.splice(text, "x.cu", {}.__getitem__) == text
 
 

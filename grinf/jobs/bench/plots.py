@@ -46,7 +46,8 @@ def draw_all(run: RunDir, summary: Summary) -> list[Path]:
     paths: list[Path] = []
     for chart in _charts(summary):
         figure = Figure(figsize=(8.5, chart.height), layout="constrained")
-        head, body, foot = figure.subfigures(3, 1, height_ratios=(0.35, chart.height - 0.6, 0.25))
+        parts: Any = figure.subfigures(3, 1, height_ratios=(0.35, chart.height - 0.6, 0.25))
+        head, body, foot = parts
         data = {"sla": summary.header["sla"], "sla_ms": summary.limit_ms, **chart.data}
         chart.draw(body, data)
         head.text(0.5, 0.5, chart.title, ha="center", va="center", fontsize=12, fontweight="bold")

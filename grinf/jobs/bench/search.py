@@ -133,7 +133,7 @@ class Search:
         low, high = LOWEST_SHARE * capacity, capacity
         while not passes(low):
             low, high = low / 2, low
-            if low < capacity / 512:
+            if low < capacity / 100:
                 return None
         while (high - low) / high > PRECISION:
             middle = math.sqrt(low * high)

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from grinf.jobs.demo.baselines import measure_baselines
-from grinf.jobs.demo.catalogue import Catalogue, find_tabular_list, read_catalogue
+from grinf.jobs.demo.catalogue import Catalogue, read_catalogue
 from grinf.jobs.demo.embed import TextEmbedder, embed_items
 from grinf.jobs.demo.files import DemoFiles, write_table
 from grinf.jobs.demo.queries import Query, split_queries
@@ -57,14 +58,14 @@ class Made:
     loss: float
 
 
-def make(plan: DemoPlan, files: DemoFiles, seed: int, stages: Stages) -> Made:
+def make(plan: DemoPlan, tabular_list: Path, files: DemoFiles, seed: int, stages: Stages) -> Made:
     """Run the chain, and write items, queries and the model.
 
     Raises:
-        EnvironmentFault: The data is not installed.
+        EnvironmentFault: The list is damaged.
     """
     with stages("read the catalogue"):
-        catalogue = read_catalogue(find_tabular_list(), plan.chapters)
+        catalogue = read_catalogue(tabular_list, plan.chapters)
         known, test = split_queries(catalogue, plan.max_test, seed)
     with stages("embed titles"):
         embedder = TextEmbedder([item.title for item in catalogue.items], DIM, seed)

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 from grinf.config.settings import DemoSettings
+from grinf.jobs.demo.catalogue import find_tabular_list
 from grinf.jobs.demo.files import DemoFiles
 from grinf.jobs.demo.make import CHAPTER, FULL, DemoPlan, make
 from grinf.jobs.demo.product import BEAMS, build_trie, compare_widths, score, search, show_answers
 from grinf.jobs.demo.report import DemoReport
 from grinf.jobs.demo.stages import Stages
 from grinf.jobs.demo.tokenizer import SID_BEGIN, TOKEN_TEMPLATE
+from grinf.jobs.extras import require
 
 
 def run_demo(
@@ -23,14 +25,16 @@ def run_demo(
 
     Raises:
         UsageError: A file of someone else is in the way.
-        EnvironmentFault: The data is not installed.
+        EnvironmentFault: The data, or a package of the extra `demo`, is not installed.
     """
+    require("demo", "bm25s", "sklearn")
+    tabular_list = find_tabular_list()
     plan = plan or (FULL if settings.full else CHAPTER)
     files = DemoFiles(settings)
     if earlier := files.claim():
         return earlier
     stages = Stages(on_progress)
-    made = make(plan, files, settings.seed, stages)
+    made = make(plan, tabular_list, files, settings.seed, stages)
     files.write_settings(TOKEN_TEMPLATE, SID_BEGIN, BEAMS)
     build_trie(files, stages)
     whole = search(files, stages)

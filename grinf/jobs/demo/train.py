@@ -19,7 +19,8 @@ Example = tuple[str, Sequence[int]]
 
 BATCH = 128
 LEARNING_RATE = 3e-3
-WARM_UP_STEPS = 100
+MAX_WARM_UP = 100
+"""Steps in which the learning rate rises, but a fifth of all at most."""
 QUERY_REPEATS = 3
 """A training query is seen this often for each time that a title is: it looks like the queries to come."""
 IGNORED = -100
@@ -125,7 +126,8 @@ def train(
 
 def _rate(step: int, steps: int) -> float:
     """Share of the learning rate: a linear rise, then a cosine down to 2 %."""
-    return min(1.0, (step + 1) / WARM_UP_STEPS) * max(0.02, 0.5 * (1 + math.cos(math.pi * step / steps)))
+    rise = (step + 1) / min(MAX_WARM_UP, 1 + steps // 5)
+    return min(1.0, rise) * max(0.02, 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def _batches(
