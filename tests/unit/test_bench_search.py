@@ -82,7 +82,7 @@ def test_smoke_says_that_nothing_is_confirmed():
 
 def test_a_slow_engine_is_searched_below_one_request_per_second():
     claim, _ = find("20s", server=BatchServer(3_000_000_000, 1_000_000_000, 2), preset="smoke")
-    assert 0.1 < claim.max_rate < 0.4
+    assert 0.1 < claim.max_rate <= 0.4
 
 
 def test_overloaded_probes_are_cut_short():

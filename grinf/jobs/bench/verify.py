@@ -69,8 +69,14 @@ def verify(opened: OpenEngine, requests: Sequence[Request]) -> VerifyReport:
         len(requests), [f"request {request.request_id}: {fault}" for request, fault in told]
     )
     short = opened.trie is not None and any(end is not None for end in opened.trie.end_codes)
-    if not report.faults and not short and opened.options.score_margin is None:
+    if report.faults or short or opened.options.score_margin is not None:
+        return report
+    import torch
+
+    try:
         _compare(opened, requests, results, report)
+    except torch.OutOfMemoryError:
+        report.skipped = "no memory beside the engine for float32 weights; lower --memory-fraction"
     return report
 
 
