@@ -42,7 +42,7 @@ def test_sids_stand_beside_the_other_columns_and_build_a_trie(tmp_path):
         BuildTrieSettings(items=(report.output,), output=tmp_path / "t.grtrie"),
         lambda stage, done, total: None,
     )
-    assert built.trie.num_items == 60
+    assert built.trie.manifest.num_items == 60
 
 
 def test_files_are_read_as_one_catalogue(tmp_path):
