@@ -147,11 +147,12 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 def _seconds(call: Callable[[], object], cuda: bool) -> float:
     """Median time of a call; on a GPU with a cold L2 cache, by events around the call alone."""
+    wait = torch.cuda.synchronize if cuda else lambda: None
     call()
+    wait()
     start = time.perf_counter()
     call()
-    if cuda:
-        torch.cuda.synchronize()
+    wait()
     repeats = max(3, min(20, round(0.5 / (time.perf_counter() - start))))
     if not cuda:
         times = []
