@@ -187,7 +187,7 @@ class RecallSettings(EngineSettings):
     truth_column: str | None = setting(
         None, "Column of relevant items, for metrics.", "NAME", panel="Columns"
     )
-    template: str | None = setting(None, "Text around a prompt or history, with {input}.", "TEMPLATE")
+    template: str | None = setting(None, "Text around {prompt} or {history}, or chat.", "TEMPLATE")
     suffix: Names = setting((), "Tokens appended to each prompt, as <|sid_begin|>.", "TOK,TOK")
     executor: Literal["local", "ray"] = setting("local", "Where the units of work run.")
     on_error: Literal["reject", "fail"] = setting("reject", "What a query that cannot be served does.")
