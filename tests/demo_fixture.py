@@ -13,7 +13,7 @@ import pytest
 from grinf.config.settings import DemoSettings
 from grinf.jobs.demo import DemoPlan, DemoReport, run_demo
 
-PLAN = DemoPlan(frozenset({3}), steps=120, max_compared=6)
+PLAN = DemoPlan(frozenset({3}), steps=220, max_compared=6)
 """Diseases of the blood: 401 items, 402 training queries, 93 test queries."""
 
 
