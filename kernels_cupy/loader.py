@@ -197,7 +197,8 @@ def _kernel(
         module = cupy.RawModule(code=source_text(stem), options=options(dict(defines), arch), backend="nvrtc")
         try:
             function = module.get_function(entry)
-            function.max_dynamic_shared_size_bytes = smem_bytes
+            # CuPy hands out one function for equal text and options: never take back what another form needs.
+            function.max_dynamic_shared_size_bytes = max(function.max_dynamic_shared_size_bytes, smem_bytes)
         except cupy.cuda.compiler.CompileException as error:
             raise KernelCompileError(stem, str(error)) from error
     return Launcher(function, smem_bytes)

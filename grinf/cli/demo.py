@@ -78,6 +78,10 @@ def _remarks(report: "DemoReport") -> list[str]:
         f"Trained on {report.num_train:,} queries and all titles in {report.steps:,} steps: "
         f"{report.num_parameters / 1e6:.1f} M parameters; {sum(report.seconds.values()):.0f} s in all."
     ]
+    widest = max(report.recall)
+    remarks.append(
+        f"{report.systems[-1].system}: recall@{widest} {report.recall[widest]:.3f}, all test queries."
+    )
     if not report.is_new:
         remarks.append("This was made before, with the same settings; --overwrite makes it again.")
     ours = report.systems[-1].recall

@@ -101,6 +101,15 @@ def test_ended_beams_hand_their_score_on(score: str, level: int, monkeypatch: py
     check_constrained(problem, score, monkeypatch)
 
 
+def test_score_modes_take_turns_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`topk` launches with shared memory what `children` launches without."""
+    problem = cases.make_problem(
+        WIDE, (1, 1), (1, 3), (900,) * 2, mapped=False, dtype=torch.float32, score_k=1000
+    )
+    for score in ("topk", "children", "topk", "given"):
+        check_constrained(problem, score, monkeypatch)
+
+
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("level", range(8))
 def test_deep_tries(score: str, level: int, monkeypatch: pytest.MonkeyPatch) -> None:

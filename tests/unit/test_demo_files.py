@@ -29,6 +29,7 @@ def report(files: DemoFiles) -> DemoReport:
         steps=1,
         loss=0.5,
         systems=(SystemScore("chance", (0.1, 0.2, 0.3)),),
+        recall={1: 0.1, 900: 1.0},
         widths=(WidthScore("10", (0.1, 0.2, None, None), 0.5, 10.0),),
         answers=(Answer("q", ("A a",), ("A a", "B b"), (True, False)),),
         seconds={"train": 1.5},
@@ -72,8 +73,9 @@ def test_a_finished_demo_is_shown_again(folder):
     again = DemoFiles(DemoSettings()).claim()
     assert again is not None
     assert not again.is_new
-    assert (again.systems, again.widths, again.answers, again.items) == (
+    assert (again.systems, again.recall, again.widths, again.answers, again.items) == (
         made.systems,
+        made.recall,
         made.widths,
         made.answers,
         made.items,

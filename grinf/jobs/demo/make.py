@@ -38,12 +38,12 @@ class DemoPlan:
     chapters: frozenset[int] | None
     steps: int
     max_test: int = 2000
-    max_compared: int = 500
+    max_compared: int = 300
 
 
-CHAPTER = DemoPlan(frozenset({11}), steps=300)
+CHAPTER = DemoPlan(frozenset({11}), steps=250)
 """Diseases of the digestive system."""
-FULL = DemoPlan(None, steps=2600)
+FULL = DemoPlan(None, steps=2300)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from grinf.trie import Trie
 BEAMS = "20-300-900"
 """The schedule that the demo recommends, and writes to grinf.toml."""
 SCHEDULES = ("10", "100", "900", BEAMS)
-MAX_FREE_QUERIES = 20
+MAX_FREE_QUERIES = 10
 """Queries that are searched without the trie: each gives many beams to judge, at a high price."""
 SHOWN_QUERIES, SHOWN_TITLES = 5, 3
 
@@ -39,7 +39,7 @@ def search(files: DemoFiles, stages: Stages) -> RecallReport:
 
 def score(report: RecallReport) -> SystemScore:
     """Recall of the retriever, to stand beside the baselines."""
-    return SystemScore(f"grinf, beams {BEAMS}", tuple(_recall_at(report)[k] for k in CUTOFFS))
+    return SystemScore(f"grinf, beams {BEAMS}", tuple(recall_at(report)[k] for k in CUTOFFS))
 
 
 def compare_widths(files: DemoFiles, stages: Stages, whole: RecallReport, limit: int) -> list[WidthScore]:
@@ -54,7 +54,7 @@ def compare_widths(files: DemoFiles, stages: Stages, whole: RecallReport, limit:
     for beams in SCHEDULES:
         is_whole = beams == BEAMS and limit >= whole.rows
         report = whole if is_whole else _recall(files, stages, beams, f"first-{limit}-{beams}", limit)
-        recall = tuple(_recall_at(report).get(k) for k in WIDTH_CUTOFFS)
+        recall = tuple(recall_at(report).get(k) for k in WIDTH_CUTOFFS)
         free = _recall(files, stages, beams, f"free-{beams}", min(limit, MAX_FREE_QUERIES), constrained=False)
         legal = _legal_share(free.output, files.trie)
         scores.append(WidthScore(beams, recall, legal, report.answered / report.seconds))
@@ -116,7 +116,7 @@ def _legal_share(answers: Path, trie_file: Path) -> float:
     return float((trie.leaf_of(codes[whole]) >= 0).sum() / len(codes))
 
 
-def _recall_at(report: RecallReport) -> dict[int, float]:
+def recall_at(report: RecallReport) -> dict[int, float]:
     """Recall on items at each K that the number of beams allows."""
     metrics = report.summary["metrics"]["items"]
     return {int(name[7:]): value for name, value in metrics.items() if name.startswith("recall@")}

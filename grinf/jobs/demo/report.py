@@ -49,6 +49,7 @@ class DemoReport:
     Attributes:
         num_compared: Test queries that `widths` were measured on.
         loss: At the end of the training, nats per SID token.
+        recall: Of `grinf recall` on all test queries, at each K.
         seconds: Wall time of each stage.
         is_new: Whether it was made now, not by an earlier run with the same settings.
     """
@@ -61,6 +62,7 @@ class DemoReport:
     steps: int
     loss: float
     systems: tuple[SystemScore, ...]
+    recall: dict[int, float]
     widths: tuple[WidthScore, ...]
     answers: tuple[Answer, ...]
     seconds: dict[str, float]

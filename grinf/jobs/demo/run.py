@@ -6,7 +6,7 @@ from grinf.config.settings import DemoSettings
 from grinf.jobs.demo.catalogue import find_tabular_list
 from grinf.jobs.demo.files import DemoFiles
 from grinf.jobs.demo.make import CHAPTER, FULL, DemoPlan, make
-from grinf.jobs.demo.product import BEAMS, build_trie, compare_widths, score, search, show_answers
+from grinf.jobs.demo.product import BEAMS, build_trie, compare_widths, recall_at, score, search, show_answers
 from grinf.jobs.demo.report import DemoReport
 from grinf.jobs.demo.stages import Stages
 from grinf.jobs.demo.tokenizer import SID_BEGIN, TOKEN_TEMPLATE
@@ -48,6 +48,7 @@ def run_demo(
         steps=plan.steps,
         loss=made.loss,
         systems=(*made.baselines, score(whole)),
+        recall=recall_at(whole),
         widths=tuple(compare_widths(files, stages, whole, num_compared)),
         answers=tuple(show_answers(files, made.catalogue, made.test)),
         seconds=stages.seconds,
