@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grinf.errors import DataError, RowError, UsageError
-from grinf.jobs.recall import units
+from grinf.jobs.recall import inputs, units
 from tests import recall_world
 from tests.recall_world import LEVELS, MAX_CONTEXT, SID_BEGIN, VOCABULARY, World, ids_of, make_world, write
 
@@ -254,9 +254,8 @@ def test_on_error_fail_stops_at_the_first_bad_row(world: World, tmp_path: Path) 
 
 @pytest.fixture
 def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (units, recall_world.run_recall.__globals__["UnitReader"].read.__globals__):
-        target = module if isinstance(module, dict) else module.__dict__
-        monkeypatch.setitem(target, "UNIT_ROWS", 4)
+    for module in (units, inputs):
+        monkeypatch.setattr(module, "UNIT_ROWS", 4)
 
 
 @pytest.mark.usefixtures("small_units")

@@ -41,7 +41,7 @@ class DemoPlan:
     max_compared: int = 300
 
 
-CHAPTER = DemoPlan(frozenset({11}), steps=250)
+CHAPTER = DemoPlan(frozenset({11}), steps=300)
 """Diseases of the digestive system."""
 FULL = DemoPlan(None, steps=2300)
 

@@ -37,7 +37,7 @@ def open_runner(
 
 
 def run_local(plan: Plan, parts: Parts, todo: Sequence[Unit], on_progress: OnProgress) -> float:
-    """Answer and commit units in this process; return the seconds that it took, without the engine's start."""
+    """Answer and commit units in this process; return the seconds without the start."""
     with open_runner(plan, parts, sum(unit.num_rows for unit in todo), on_progress) as run:
         started = time.perf_counter()
         for unit in todo:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from grinf.config.settings import RecallSettings
 from grinf.jobs.recall.executor import run_local
-from grinf.jobs.recall.plan import Plan, make_plan
+from grinf.jobs.recall.plan import make_plan
 from grinf.jobs.recall.report import RecallReport, summarise
 from grinf.jobs.recall.worker import OnProgress
 
