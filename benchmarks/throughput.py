@@ -30,7 +30,7 @@ def make_trie(items: int, vocab: int) -> Trie:
 
 
 def measure(engine: Engine, length: int, count: int, rng: np.random.Generator) -> dict[str, float]:
-    """Serve `count` random prompts at once; return rates and beams."""
+    """Serve `count` random prompts at once; return the rate, model rows per request, and beams."""
     prompts = rng.integers(0, engine.vocab_rows, (count, length), dtype=np.int32)
     requests = [Request(index, prompt) for index, prompt in enumerate(prompts)]
     started = time.perf_counter()
@@ -38,6 +38,7 @@ def measure(engine: Engine, length: int, count: int, rng: np.random.Generator) -
     seconds = time.perf_counter() - started
     return {
         "requests_per_s": round(count / seconds, 1),
+        "rows": round(sum(request.rows for request in requests) / count, 1),
         "beams_min": min(returned),
         "beams_max": max(returned),
     }
@@ -61,6 +62,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="100,500,1000")
     parser.add_argument("--beams", default="900")
     parser.add_argument("--score", default="vocab")
+    parser.add_argument("--score-margin", type=float)
     parser.add_argument("--constrained", action="store_true")
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--max-batch", type=int, default=8)
@@ -75,6 +77,7 @@ def main() -> None:
         dtype="auto",
         beams=tuple(int(width) for width in args.beams.split("-")),
         score=args.score,
+        score_margin=args.score_margin,
         max_batch=args.max_batch,
         max_context=max(lengths),
         max_batch_tokens=max(lengths) * args.max_batch,
@@ -82,6 +85,7 @@ def main() -> None:
     )
     rng = np.random.default_rng(0)
     setting = {"beams": args.beams, "score": args.score, "constrained": args.constrained}
+    setting |= {} if args.score_margin is None else {"score_margin": args.score_margin}
     with Engine.load(options, trie) as engine:
         say(engine.describe())
         for length in lengths:

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 Phase = Literal["prefill", "decode"]
 
+Mark = Any
+"""The end of a step on an asynchronous device, opaque to the control plane; None: the step is done."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
@@ -148,6 +151,10 @@ class Pending(Protocol):
         """Block until the results are on the host."""
         ...
 
+    def ages_ns(self, marks: Sequence[Mark]) -> list[int | None]:
+        """How long before these results each mark was reached; None where the host knows it better."""
+        ...
+
 
 class ExecutionBackend(Protocol):
     """Runs batches. Work is enqueued in call order; only `widths` and `Pending.wait` wait for it."""
@@ -157,11 +164,11 @@ class ExecutionBackend(Protocol):
         """Sizes that the scheduler and the ledger must respect."""
         ...
 
-    def prefill(self, batch: Batch) -> None:
+    def prefill(self, batch: Batch) -> Mark:
         """Compute the prompts of a batch, and choose level 0."""
         ...
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: Batch) -> Mark:
         """Feed the last chosen tokens of a batch, and choose the next level."""
         ...
 

@@ -120,7 +120,7 @@ def load_backend(
         )
         mixed = state.scoring.mixed_levels
         buckets = make_buckets(bounds, widths, max_batch, tokens, mixed_levels=mixed, shrinking=shrinking)
-    runner = GraphRunner() if captured else EagerRunner()
+    runner = GraphRunner() if captured else EagerRunner(device)
     parts = BackendParts(state, ops, runner, buckets, capacity, policy, trie, options.score_k, description)
     return TorchBackend(parts)
 

@@ -21,21 +21,33 @@ class Runner(Protocol):
         """Prepare `step`, over static buffers, to be run under `key`."""
         ...
 
-    def run(self, key: Hashable, step: Callable[[], None]) -> None:
-        """Run `step`; `key` names its bucket shape and nothing about its requests."""
+    def run(self, key: Hashable, step: Callable[[], None]) -> torch.cuda.Event | None:
+        """Run `step`; `key` names its bucket shape and nothing about its requests.
+
+        Returns:
+            The end of the step on the device; None where the step is done.
+        """
         ...
 
 
 class EagerRunner:
-    """Calls every step."""
+    """Calls every step.
+
+    Args:
+        device: Where the steps run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._is_async = device.type == "cuda"
 
     def capture(self, key: Hashable, step: Callable[[], None]) -> None:
         """Nothing to prepare."""
 
-    def run(self, key: Hashable, step: Callable[[], None]) -> None:
+    def run(self, key: Hashable, step: Callable[[], None]) -> torch.cuda.Event | None:
         """Run `step` now."""
         del key
         step()
+        return _mark() if self._is_async else None
 
 
 class GraphRunner:
@@ -61,7 +73,7 @@ class GraphRunner:
             step()
         self._graphs[key] = graph
 
-    def run(self, key: Hashable, step: Callable[[], None]) -> None:
+    def run(self, key: Hashable, step: Callable[[], None]) -> torch.cuda.Event | None:
         """Replay `key`, or call `step` where nothing was captured under it."""
         while len(self._ticks) >= _MAX_TICKS_AHEAD:
             self._ticks.popleft().synchronize()
@@ -70,6 +82,13 @@ class GraphRunner:
             step()
         else:
             graph.replay()
-        done = torch.cuda.Event()
-        done.record()
+        done = _mark()
         self._ticks.append(done)
+        return done
+
+
+def _mark() -> torch.cuda.Event:
+    """Now, in the order of the device's work."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event

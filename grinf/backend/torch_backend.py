@@ -57,16 +57,16 @@ class TorchBackend:
         self._static: dict[Shape, BatchBuffers] = {}
         self._description = parts.description | self._capture()
 
-    def prefill(self, batch: Batch) -> None:
+    def prefill(self, batch: Batch) -> torch.cuda.Event | None:
         """Compute the prompts of a batch, and choose level 0."""
         for request in batch.requests:
             if request.live is not None and request.lease is not None:
                 self._state.scoring.set_filter(request.lease.beam_slot, request.live)
-        self._run(batch, [request.input_ids for request in batch.requests])
+        return self._run(batch, [request.input_ids for request in batch.requests])
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: Batch) -> torch.cuda.Event | None:
         """Feed the last chosen tokens of a batch, and choose the next level."""
-        self._run(batch)
+        return self._run(batch)
 
     def widths(self, requests: Sequence[Request]) -> list[int]:
         """Live beams of each request after the last selection; waits for the device."""
@@ -94,7 +94,7 @@ class TorchBackend:
         self._static.clear()
         del self._state, self._runner
 
-    def _run(self, batch: Batch, prompts: Sequence[Sequence[int]] = ()) -> None:
+    def _run(self, batch: Batch, prompts: Sequence[Sequence[int]] = ()) -> torch.cuda.Event | None:
         shape = self._buckets.shape_of(batch)
         buf = self._static.get(shape)
         lengths = tuple(len(prompt) for prompt in prompts)
@@ -103,7 +103,7 @@ class TorchBackend:
         rows = [self._row(request) for request in batch.requests]
         with torch.inference_mode():
             buf.fill(rows, prompts, self.capacity.page_size)
-            self._runner.run(shape, self._step(shape, buf, lengths))
+            return self._runner.run(shape, self._step(shape, buf, lengths))
 
     def _step(self, shape: Shape, buf: BatchBuffers, lengths: tuple[int, ...]) -> Callable[[], None]:
         """The work of one tick over the given buffers."""

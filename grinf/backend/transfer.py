@@ -1,5 +1,7 @@
 """Results on their way from the device to the host, and into SIDs."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ class HostBeams:
         self._event: torch.cuda.Event | None = None
         self._host = tuple(_to_host(t) for t in (width, cum, found))
         if width.is_cuda:
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event(enable_timing=True)
             self._event.record()
 
     def is_ready(self) -> bool:
@@ -37,6 +39,13 @@ class HostBeams:
             self._event.synchronize()
         width, cum, found = (t.numpy() for t in self._host)
         return [self._beams(cum[b, :n].copy(), found[b, :n]) for b, n in enumerate(width.tolist())]
+
+    def ages_ns(self, marks: Sequence[torch.cuda.Event | None]) -> list[int | None]:
+        """How long before these results each mark was reached, by the device's clock; None: no mark."""
+        event = self._event
+        if event is None:
+            return [None] * len(marks)
+        return [None if mark is None else round(mark.elapsed_time(event) * 1e6) for mark in marks]
 
     def _beams(self, scores: np.ndarray, found: np.ndarray) -> Beams:
         fault = "" if np.isfinite(scores).all() else "the model computed a score that is not a finite number"

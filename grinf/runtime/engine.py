@@ -129,10 +129,11 @@ class Engine:
         if batch.phase == "prefill":
             for request in batch.requests:
                 request.timeline.admitted_ns = now
-        getattr(self._backend, batch.phase)(batch)
+        mark = getattr(self._backend, batch.phase)(batch)
         widths = self._backend.widths(batch.requests) if self._scheduler.needs_widths(batch) else None
         now = self._clock()
         for request in batch.requests:
+            request.marks.append(mark)
             if batch.phase == "prefill":
                 request.timeline.prefilled_ns = now
             else:
@@ -157,10 +158,11 @@ class Engine:
         pending, requests = self._pending.popleft()
         beams = pending.wait()
         now = self._clock()
-        return [self._result(request, found, now) for request, found in zip(requests, beams, strict=True)]
+        for request in requests:
+            _finish_timeline(request, now, pending.ages_ns(request.marks))
+        return [self._result(request, found) for request, found in zip(requests, beams, strict=True)]
 
-    def _result(self, request: Request, beams: Beams, now: int) -> RecallResult:
-        request.timeline.done_ns = now
+    def _result(self, request: Request, beams: Beams) -> RecallResult:
         if beams.fault:
             return self._failed(
                 request, RowError("non_finite", beams.fault, "the checkpoint is broken, or overflows")
@@ -171,3 +173,14 @@ class Engine:
         request.status = RequestStatus.FAILED
         none = self._backend.no_beams()
         return RecallResult(request.request_id, none.sids, none.scores, none.leaves, request.timeline, error)
+
+
+def _finish_timeline(request: Request, now: int, ages: list[int | None]) -> None:
+    """Note the end; where the device knows when a step ended, that replaces the time of its launch."""
+    timeline = request.timeline
+    timeline.done_ns = now
+    ends = [
+        known if age is None else now - age
+        for age, known in zip(ages, [timeline.prefilled_ns, *timeline.step_ns], strict=True)
+    ]
+    timeline.prefilled_ns, timeline.step_ns = ends[0], ends[1:]

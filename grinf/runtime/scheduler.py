@@ -157,6 +157,7 @@ class Scheduler:
         """
         finished = []
         for index, request in enumerate(batch.requests):
+            request.rows += request.width if request.level else request.context_len
             bound = self._bound(request, request.level)
             request.width = bound if widths is None else max(1, min(bound, widths[index]))
             request.level += 1

@@ -48,7 +48,13 @@ class Lease:
 
 @dataclass(slots=True)
 class Timeline:
-    """Host clock of a request in nanoseconds (`time.perf_counter_ns`); 0 where not reached."""
+    """When a request got where, in nanoseconds (`time.perf_counter_ns`); 0 where not reached.
+
+    Attributes:
+        prefilled_ns, step_ns: End of the prefill and of each decode step on the device, once the request is
+            done; before that, when the host had enqueued them.
+        done_ns: When the results were on the host.
+    """
 
     submitted_ns: int = 0
     admitted_ns: int = 0
@@ -75,8 +81,12 @@ class Request:
     """SID levels chosen so far; 0 means that the prompt is not computed yet."""
     width: int = 1
     """Live beams, as an upper bound that the host knows without asking the device."""
+    rows: int = 0
+    """Model rows computed so far: the prompt once, then the width of each decode step."""
     lease: Lease | None = None
     timeline: Timeline = field(default_factory=Timeline)
+    marks: list[object] = field(default_factory=list)
+    """What the backend gave for each of its steps."""
 
     @property
     def context_len(self) -> int:

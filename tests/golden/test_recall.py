@@ -458,9 +458,9 @@ def test_files_that_are_damaged_or_contradict_each_other(world: World, tmp_path:
         "missing": ([good, without], "c.parquet: unknown column 'prompt'"),
         "none": ([tmp_path / "none*.parquet"], "no parquet file"),
     }
-    for inputs, message in cases.values():
+    for files, message in cases.values():
         with pytest.raises((UsageError, DataError), match=message):
-            world.recall(tmp_path / "out.parquet", input=[str(path) for path in inputs])
+            world.recall(tmp_path / "out.parquet", input=[str(path) for path in files])
     data[10:60] = bytes(50)
     (tmp_path / "flipped.parquet").write_bytes(data)
     with pytest.raises(DataError, match="cannot be read at row 0 of row group 0"):

@@ -4,6 +4,7 @@ Rounding alone moves one or two per cent of the tail of a 900-beam result, so th
 own bfloat16 search over the same catalogue, weights and prompts.
 """
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -66,13 +67,18 @@ def transformers_model(dtype: torch.dtype) -> Qwen3ForCausalLM:
 
 @torch.inference_mode()
 def log_probs(model: Qwen3ForCausalLM, prompt: np.ndarray, suffixes: np.ndarray) -> torch.Tensor:
-    """Float32 log-probabilities after prompt + each suffix [n, depth], by plain teacher forcing."""
-    rows = np.concatenate([np.repeat(prompt[None], len(suffixes), 0), suffixes], axis=1)
-    chunk = max(1, 100_000 // rows.shape[1])
+    """Float32 log-probabilities after prompt + each suffix [n, depth], by teacher forcing."""
+    ids, tails = (torch.from_numpy(a.astype(np.int64)).to(model.device) for a in (prompt[None], suffixes))
+    start = model(ids, use_cache=True, logits_to_keep=1)
+    if not suffixes.shape[1]:
+        return start.logits[:, -1].float().log_softmax(-1).expand(len(suffixes), -1)
     outs = []
-    for start in range(0, len(rows), chunk):
-        ids = torch.from_numpy(rows[start : start + chunk].astype(np.int64)).cuda()
-        outs.append(model(ids, logits_to_keep=1).logits[:, -1].float().log_softmax(-1))
+    for part in tails.split(max(1, 100_000 // len(prompt))):
+        cache = copy.deepcopy(start.past_key_values)
+        cache.batch_repeat_interleave(len(part))
+        outs.append(
+            model(part, past_key_values=cache, logits_to_keep=1).logits[:, -1].float().log_softmax(-1)
+        )
     return torch.cat(outs)
 
 

@@ -43,6 +43,9 @@ class Done:
     def wait(self) -> list[Beams]:
         return self.beams
 
+    def ages_ns(self, marks: Sequence[int | None]) -> list[int | None]:
+        return [None if mark is None else 1000 - mark for mark in marks]
+
 
 @dataclass
 class NotingBackend:
@@ -51,12 +54,13 @@ class NotingBackend:
     capacity: Capacity
     polls: int = 0
     kept: int = 1
+    has_clock: bool = False
     batches: list[Batch] = field(default_factory=list)
     steps: list[list[int]] = field(default_factory=list)
     rows: dict[int, int] = field(default_factory=dict)
     owner_of_page: dict[int, int] = field(default_factory=dict)
 
-    def _note(self, batch: Batch) -> None:
+    def _note(self, batch: Batch) -> int | None:
         self.batches.append(batch)
         self.steps.append([request.level for request in batch.requests])
         pages: dict[int, int] = {}
@@ -67,20 +71,21 @@ class NotingBackend:
                 assert pages.setdefault(page, request.request_id) == request.request_id
         slots = [request.lease.beam_slot for request in batch.requests if request.lease]
         assert len(set(slots)) == len(slots)
+        return len(self.batches) if self.has_clock else None
 
-    def prefill(self, batch: Batch) -> None:
-        self._note(batch)
+    def prefill(self, batch: Batch) -> int | None:
         for request in batch.requests:
             assert request.level == 0
             assert request.request_id not in self.rows, "a prompt is computed once"
             self.rows[request.request_id] = request.context_len
+        return self._note(batch)
 
-    def decode(self, batch: Batch) -> None:
-        self._note(batch)
+    def decode(self, batch: Batch) -> int | None:
         for request in batch.requests:
             assert 0 < request.level < self.capacity.levels
             assert request.width <= batch.width
             self.rows[request.request_id] += request.width
+        return self._note(batch)
 
     def widths(self, requests: Sequence[Request]) -> list[int]:
         return [self.kept for _ in requests]
@@ -194,8 +199,9 @@ def test_a_schedule_keeps_its_steps_apart() -> None:
 
 def test_a_margin_shrinks_the_rows_that_are_computed() -> None:
     engine, backend = make_engine(replace(ROOMY, level_widths=(50, 50, 50)), (50,), margin=2.0, kept=3)
-    list(engine.run([Request(0, [1] * 8)]))
-    assert backend.rows == {0: 8 + 3 + 3}
+    request = Request(0, [1] * 8)
+    list(engine.run([request]))
+    assert backend.rows == {0: 8 + 3 + 3} == {0: request.rows}
 
 
 @pytest.mark.parametrize(
@@ -244,3 +250,10 @@ def test_the_host_clock_of_a_request_is_ordered() -> None:
     assert stamps == sorted(stamps)
     assert len(t.step_ns) == 2
     assert request.status is RequestStatus.FINISHED
+
+
+def test_ends_of_steps_are_counted_back_from_the_result_where_the_device_knows_them() -> None:
+    engine, _ = make_engine(ROOMY, has_clock=True)
+    [result] = engine.run([Request(0, [1] * 8)])
+    t = result.timeline
+    assert [t.done_ns - end for end in (t.prefilled_ns, *t.step_ns)] == [999, 998, 997]
