@@ -12,7 +12,9 @@ from typing import Any
 from grinf import __version__
 
 PACKAGES = ("torch", "cupy-cuda12x", "cupy-cuda13x", "transformers", "numpy", "pyarrow", "matplotlib")
-SHOWN_VARIABLES = re.compile(r"(CUDA|NVIDIA|TORCH|PYTORCH|GRINF|OMP|NCCL)_(?!.*(TOKEN|KEY|SECRET|PASSWORD))")
+SHOWN_VARIABLES = re.compile(
+    r"(CUDA|NVIDIA_VISIBLE|TORCH|PYTORCH|GRINF|OMP|NCCL)_(?!.*(TOKEN|KEY|SECRET|PASSWORD))"
+)
 GPU_FIELDS = (
     "name,uuid,driver_version,memory.total,mig.mode.current,ecc.mode.current,persistence_mode,power.limit,"
     "clocks.max.sm,clocks.applications.graphics,clocks.sm,temperature.gpu,pcie.link.gen.current"
@@ -26,7 +28,7 @@ def describe_environment() -> dict[str, Any]:
     return {
         "grinf": __version__,
         "git": _run("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
-        "argv": sys.argv,
+        "argv": ["grinf", *sys.argv[1:]],
         "python": platform.python_version(),
         "packages": installed,
         "os": platform.platform(),

@@ -147,7 +147,7 @@ def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
             )
     axes.set_xticks(sorted({point["input_len"] for line in data["lines"] for point in line["points"]}))
     axes.set(xlabel="input length, tokens", ylabel="requests/s (whisker: lowest rate that failed)")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
 
