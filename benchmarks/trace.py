@@ -1,6 +1,6 @@
 """Where the GPU's time goes while the engine serves at capacity, and what the host asks of the CUDA runtime.
 
-    python -m benchmarks.trace --lengths 100,500,1000 [--constrained] [--score level] [--beams 20-300-900]
+    python -m benchmarks.trace --lengths 100,500,1000 [--constrained] [--kernels swiglu=torch]
 
 A JSON line for each length: milliseconds per request (wall, without the profiler), the GPU's busy time by
 kind of kernel (profiler), the share of the wall time in which it is idle, and the number of runtime calls.
@@ -56,12 +56,17 @@ def main() -> None:
     parser.add_argument("--score", default="vocab")
     parser.add_argument("--constrained", action="store_true")
     parser.add_argument("--count", type=int, default=64)
+    parser.add_argument("--kernels", default="", help="implementations to use instead: op=name,op=name")
     args = parser.parse_args()
     lengths = [int(length) for length in args.lengths.split(",")]
     beams = tuple(int(width) for width in args.beams.split("-"))
-    options = EngineOptions(args.model, beams=beams, score=args.score, max_context=max(lengths))
+    kernels = dict(choice.split("=") for choice in args.kernels.split(",") if choice)
+    options = EngineOptions(
+        args.model, beams=beams, score=args.score, max_context=max(lengths), kernels=kernels
+    )
     trie = make_trie(1_000_000, 151936) if args.constrained else None
     setting = {"beams": args.beams, "score": args.score, "constrained": args.constrained}
+    setting |= {"kernels": kernels}
     with Engine.load(options, trie) as engine:
         for length in lengths:
             say({"length": length, **setting, **measure(engine, length, args.count)})
