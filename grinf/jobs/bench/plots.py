@@ -110,7 +110,7 @@ def _lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _latency_panel(summary: Summary, row: dict[str, Any]) -> dict[str, Any]:
     """Every open probe of a point, in the order of measuring."""
     probes = [
-        {"rate": p.rate_achieved, "offered": p.rate, "stage": str(p.record.stage), "verdict": p.verdict}
+        {"rate": p.rate, "achieved": p.rate_achieved, "stage": str(p.record.stage), "verdict": p.verdict}
         | {"aborted": p.record.aborted, **{name: p.latency_ms[name] for name in ("p50", "p95", "p99")}}
         for p in summary.probes.get(row["point"], [])
         if p.record.stage in SEARCH and p.n
@@ -177,7 +177,7 @@ def _draw_latency(figure: "SubFigure", data: dict[str, Any]) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(labelsize=8, which="both")
         axes.grid(alpha=0.3, which="both")
-        axes.set_xlabel("achieved requests/s", fontsize=8)
+        axes.set_xlabel("offered requests/s", fontsize=8)
         axes.set_ylabel("latency, ms", fontsize=8)
         axes.set_title(f"{panel['label']}: {_claim(panel)}", fontsize=9)
     for axes in grid[len(panels) :]:
@@ -244,7 +244,7 @@ def _draw_path(figure: "SubFigure", data: dict[str, Any]) -> None:
     panels = data["panels"]
     grid: Any = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, panel in zip(grid, panels, strict=True):
-        rates = [probe["offered"] for probe in panel["probes"]]
+        rates = [probe["rate"] for probe in panel["probes"]]
         axes.plot(rates, color="#bbbbbb", lw=1, zorder=1)
         _dots(axes, panel["probes"], range(len(rates)), rates)
         if panel["claim"]:
