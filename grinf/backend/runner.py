@@ -11,7 +11,8 @@ from typing import Protocol
 
 import torch
 
-_MAX_TICKS_AHEAD = 2
+_TICKS_AHEAD = 1
+"""Steps in flight when one is enqueued: enough to hide the host, and an arrival waits for no more."""
 
 
 class Runner(Protocol):
@@ -51,7 +52,7 @@ class EagerRunner:
 
 
 class GraphRunner:
-    """Replays the captured steps and calls the others, at most a few ticks ahead of the GPU.
+    """Replays the captured steps and calls the others, a little ahead of the GPU.
 
     All graphs share one memory pool: no two run at once, and a step keeps nothing that it allocates.
     """
@@ -75,16 +76,16 @@ class GraphRunner:
 
     def run(self, key: Hashable, step: Callable[[], None]) -> torch.cuda.Event | None:
         """Replay `key`, or call `step` where nothing was captured under it."""
-        while len(self._ticks) >= _MAX_TICKS_AHEAD:
+        # Marked only now, the end of a step includes the transfer of its results: they are ready then.
+        self._ticks.append(_mark())
+        while len(self._ticks) > _TICKS_AHEAD:
             self._ticks.popleft().synchronize()
         graph = self._graphs.get(key)
         if graph is None:
             step()
         else:
             graph.replay()
-        done = _mark()
-        self._ticks.append(done)
-        return done
+        return _mark()
 
 
 def _mark() -> torch.cuda.Event:

@@ -13,8 +13,9 @@ from grinf.state.request import BeamWidthPolicy, Request, RequestStatus
 class Scheduler:
     """Continuous batching of requests.
 
-    1. A waiting request joins, between two steps, as soon as the decode batch has room and the ledger grants
-       a lease; requests are admitted in order, so nobody starves.
+    1. Waiting requests join, between two steps, once no more than a quarter of a batch still runs: all
+       requests cost about the same, so that to start late ones at once would only delay those before them.
+       They are admitted in order, as far as the batch has room and the ledger grants leases; nobody starves.
     2. A decode batch holds the requests that share the oldest one's shape: width bucket and next width
        bucket, and the level where the columns of the logits depend on it. With a fixed width every step has
        the same shape, so requests at different steps share a batch; with a schedule the shape itself keeps
@@ -86,7 +87,8 @@ class Scheduler:
 
         Requests of a prefill batch have been given their lease.
         """
-        return self._prefill_batch(ledger) or self._decode_batch()
+        may_join = len(self._running) <= self.capacity.max_batch // 4
+        return (self._prefill_batch(ledger) if may_join else None) or self._decode_batch()
 
     def _prefill_batch(self, ledger: Ledger) -> Batch | None:
         admitted: list[Request] = []

@@ -257,3 +257,23 @@ def test_ends_of_steps_are_counted_back_from_the_result_where_the_device_knows_t
     [result] = engine.run([Request(0, [1] * 8)])
     t = result.timeline
     assert [t.done_ns - end for end in (t.prefilled_ns, *t.step_ns)] == [999, 998, 997]
+
+
+def test_late_requests_wait_until_most_of_the_batch_is_done() -> None:
+    """To start them at once would delay all that came before; nobody would be done earlier."""
+    engine, backend = make_engine(replace(ROOMY, level_widths=(50, 50, 50), max_batch=8))
+    for index in range(3):
+        engine.submit(Request(index, [1] * 8))
+    engine.step()  # prefill of three: more than a quarter of a batch
+    engine.submit(Request(3, [1] * 8))
+    while not engine.is_idle:
+        engine.step()
+    phases = [(batch.phase, [r.request_id for r in batch.requests]) for batch in backend.batches]
+    assert phases == [
+        ("prefill", [0, 1, 2]),
+        ("decode", [0, 1, 2]),
+        ("decode", [0, 1, 2]),
+        ("prefill", [3]),
+        ("decode", [3]),
+        ("decode", [3]),
+    ]
