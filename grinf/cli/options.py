@@ -34,7 +34,9 @@ def settings_command(
                 return None
             return run(resolve(model, flags, config), ctx.ensure_object(Console))
 
-        command.__doc__, command.__name__ = run.__doc__, run.__name__
+        # Click keeps the lines of a paragraph apart behind a backspace; raw docstrings spell it out.
+        command.__doc__ = (run.__doc__ or "").replace("\\b", "\b")
+        command.__name__ = run.__name__
         command.__dict__["__signature__"] = _signature(model)
         return command
 

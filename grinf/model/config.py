@@ -9,7 +9,6 @@ from typing import Any
 from grinf.errors import ModelError
 
 _ARCHITECTURES = {"Qwen3ForCausalLM": "qwen3", "Qwen2ForCausalLM": "qwen2", "LlamaForCausalLM": "llama"}
-_MODEL_TYPES = frozenset(_ARCHITECTURES.values())
 _DTYPES = {"float32", "bfloat16", "float16"}
 
 
@@ -95,7 +94,7 @@ def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
     """
     kind = _kind(raw, where)
     faults = list(_unsupported(raw))
-    rope_theta, rope_scaling = _rope(raw, faults)
+    rope_theta, rope_scaling = _rope(raw, where, faults)
     if faults:
         raise ModelError(
             f"{where}: grinf does not run this model",
@@ -129,7 +128,7 @@ def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
         head_dim=head_dim,
         vocab_rows=size("vocab_size"),
         max_positions=size("max_position_embeddings", 2048),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=_positive(raw, "rms_norm_eps", 1e-6, where),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
         tied_head=bool(raw.get("tie_word_embeddings", False)),
@@ -142,13 +141,13 @@ def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
 
 
 def _kind(raw: Mapping[str, Any], where: str) -> str:
-    named = raw.get("architectures") or []
-    kind = _ARCHITECTURES.get(named[0]) if named else raw.get("model_type")
-    if kind in _MODEL_TYPES:
-        return str(kind)
-    shown = named[0] if named else raw.get("model_type")
+    named = raw.get("architectures") or raw.get("model_type")
+    first = named[0] if isinstance(named, list) else named
+    kind = next((kind for name, kind in _ARCHITECTURES.items() if first in (name, kind)), None)
+    if kind is not None:
+        return kind
     raise ModelError(
-        f"{where}: architecture {shown!r} is not supported",
+        f"{where}: architecture {first!r} is not supported",
         f"grinf runs {', '.join(_ARCHITECTURES)}",
         "convert the checkpoint to one of these, or use another model",
     )
@@ -161,19 +160,29 @@ def _unsupported(raw: Mapping[str, Any]) -> list[str]:
         faults.append("quantised weights (quantization_config)")
     if raw.get("hidden_act", "silu") != "silu":
         faults.append(f"activation {raw['hidden_act']!r} (hidden_act)")
-    sliding_layers = "sliding_attention" in (raw.get("layer_types") or [])
-    if sliding_layers or (raw.get("use_sliding_window") and raw.get("sliding_window")):
+    layers = raw.get("layer_types") or []
+    if not isinstance(layers, list):
+        faults.append(f"layer_types {layers!r}, which is no list")
+    elif "sliding_attention" in layers or (raw.get("use_sliding_window") and raw.get("sliding_window")):
         faults.append("sliding-window attention")
-    if raw.get("partial_rotary_factor", 1.0) not in (None, 1, 1.0):
+    if raw.get("partial_rotary_factor", 1) not in (None, 1):
         faults.append(f"partial rotary embedding (partial_rotary_factor {raw['partial_rotary_factor']})")
     faults += [f"mixture of experts ({key})" for key in ("num_experts", "num_local_experts") if raw.get(key)]
     return faults
 
 
-def _rope(raw: Mapping[str, Any], faults: list[str]) -> tuple[float, RopeScaling | None]:
+def _rope(raw: Mapping[str, Any], where: str, faults: list[str]) -> tuple[float, RopeScaling | None]:
     """Rotary base and scaling, from the flat keys of older configs or from `rope_parameters`."""
-    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    given = [(key, raw[key]) for key in ("rope_scaling", "rope_parameters") if raw.get(key)]
+    faults += [f"{key} {rope!r}, which is no table" for key, rope in given if not isinstance(rope, Mapping)]
+    if len(given) == 2 and given[0][1] != given[1][1]:
+        faults.append("rope_scaling and rope_parameters that differ: keep the one that is meant")
+    if faults:
+        return 0.0, None
+    rope: Mapping[str, Any] = given[0][1] if given else {}
+    theta = _positive({**raw, **rope}, "rope_theta", 10000.0, where)
+    if rope.get("partial_rotary_factor", 1) not in (None, 1):
+        faults.append(f"partial rotary embedding (partial_rotary_factor {rope['partial_rotary_factor']})")
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "default":
         return theta, None
@@ -185,8 +194,15 @@ def _rope(raw: Mapping[str, Any], faults: list[str]) -> tuple[float, RopeScaling
     if missing:
         faults.append(f"llama3 rotary scaling without {', '.join(missing)}")
         return theta, None
-    factor, low, high, original = (rope[key] for key in keys)
-    return theta, RopeScaling(float(factor), float(low), float(high), int(original))
+    factor, low, high, original = (_positive(rope, key, None, where) for key in keys)
+    return theta, RopeScaling(factor, low, high, int(original))
+
+
+def _positive(raw: Mapping[str, Any], key: str, default: float | None, where: str) -> float:
+    value = raw.get(key, default)
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+        raise ModelError(f"{where}: {key} is {value!r}", "a positive number is needed")
+    return float(value)
 
 
 def _dtype(raw: Mapping[str, Any], where: str) -> str:

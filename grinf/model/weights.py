@@ -19,6 +19,7 @@ Fetch = Callable[[str, tuple[int, ...]], Tensor]
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def load_weights(
@@ -93,7 +94,14 @@ def _checkpoint_fetch(path: Path, files: ExitStack, dtype: torch.dtype, device: 
                 f"its config.json promises one of shape {list(shape)}",
                 "check that config.json and the safetensors files belong together",
             )
-        found = tuple(owner[name].get_slice(name).get_shape())
+        stored = owner[name].get_slice(name)
+        found = tuple(stored.get_shape())
+        if stored.get_dtype() not in _FLOATS:
+            raise ModelError(
+                f"{path}: tensor {name!r} holds {stored.get_dtype()}",
+                f"grinf reads {', '.join(_FLOATS)}; quantised weights need their own kernels",
+                "save the model in one of these",
+            )
         if found != shape:
             raise ModelError(
                 f"{path}: tensor {name!r} has shape {list(found)}, config.json says {list(shape)}",
@@ -111,9 +119,9 @@ def _shards(path: Path) -> Iterator[Path]:
     elif index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, OSError) as error:
+            missing = [name for name in names if not (path / name).is_file()]
+        except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
             raise ModelError(f"cannot read {index}", f"{type(error).__name__}: {error}") from error
-        missing = [name for name in names if not (path / name).is_file()]
         if missing:
             raise ModelError(
                 f"{path} lacks {', '.join(missing)}", f"{_INDEX} lists it", "finish the download"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from grinf.errors import CapacityError
 
-GIB = 1 << 30
+MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,9 @@ def plan_memory(
     per_request = pages_per_request * page_bytes + slot_bytes
     num_slots = min(max_slots, (budget_bytes - scratch_bytes) // per_request)
     if num_slots < 1:
-        need = (per_request + scratch_bytes) / GIB
+        need, given = (f"{n / MIB:,.1f} MiB" for n in (per_request + scratch_bytes, max(budget_bytes, 0)))
         raise CapacityError(
-            f"one request needs {need:.2f} GiB, {max(budget_bytes, 0) / GIB:.2f} GiB are planned for KV",
+            f"one request needs {need}, {given} are planned for KV",
             f"{max_width} beams x {num_steps} steps and a prompt of {max_context} tokens, "
             f"{shape.bytes_per_token} bytes a token, and as much again for scratch",
             "use fewer beams, a smaller --max-context or a smaller model, or free memory",

@@ -23,6 +23,14 @@ GOOD = {
     "dtype": "float32",
 }
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
 
 @pytest.mark.parametrize(
     ("change", "named"),
@@ -42,6 +50,18 @@ GOOD = {
         ({"hidden_size": 0}, "hidden_size is 0"),
         ({"vocab_size": None}, "vocab_size is None"),
         ({"dtype": "int8"}, "int8"),
+        ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}}, "that differ"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "linear"),
+        ({"rope_scaling": "llama3"}, "rope_scaling 'llama3', which is no table"),
+        ({"rope_parameters": [1]}, r"rope_parameters \[1\], which is no table"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial rotary"),
+        ({"rope_scaling": {**LLAMA3, "factor": "x"}}, "factor is 'x'"),
+        ({"rope_theta": "abc"}, "rope_theta is 'abc'"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is None"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps is 'x'"),
+        ({"architectures": 5}, "architecture 5"),
+        ({"architectures": {"a": 1}}, "architecture {'a': 1}"),
+        ({"layer_types": 5}, "layer_types 5"),
     ],
 )
 def test_unsupported_models_are_named(change: dict, named: str) -> None:
@@ -128,3 +148,19 @@ def test_random_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
     assert torch.equal(first.embed, again.embed)
     assert not torch.equal(first.embed, other.embed)
     assert not torch.equal(first.layers[0].o, first.layers[0].qkv[:32])
+
+
+@pytest.mark.parametrize(
+    "index", ["[]", "{", '{"weight_map": 1}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": ["x"]}}']
+)
+def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, index: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GOOD), encoding="utf-8")
+    (tmp_path / "model.safetensors.index.json").write_text(index, encoding="utf-8")
+    with pytest.raises(ModelError, match="cannot read"):
+        load(tmp_path)
+
+
+def test_weights_that_are_no_floats_are_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, **{"model.norm.weight": torch.ones(32, dtype=torch.int8)})
+    with pytest.raises(ModelError, match="holds I8"):
+        load(tmp_path)
