@@ -2,7 +2,7 @@
 
     python -m benchmarks.queueing [--lengths 100,500,1000] [--max-batch 8]
 
-Poisson arrivals on a virtual clock. A step takes as long as measured on an H200 with Qwen3-0.6B and 900 beams;
+Poisson arrivals on a virtual clock. A step takes as long as measured on an H200, Qwen3-0.6B and 900 beams;
 one step is in flight while the next is enqueued. A line for each rule: the highest rate with p99 <= 100 ms at
 each length.
 """

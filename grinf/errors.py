@@ -1,7 +1,6 @@
 """Every failure that a user can meet, as what / why / what to do, with the exit code of the process."""
 
 from enum import IntEnum
-from typing import ClassVar
 
 
 class ExitCode(IntEnum):
@@ -15,6 +14,7 @@ class ExitCode(IntEnum):
     GATE = 5
     UNTRUSTED = 6
     IO = 7
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -28,7 +28,7 @@ class GrinfError(Exception):
         fix: What the user can do about it.
     """
 
-    exit_code: ClassVar[ExitCode] = ExitCode.UNEXPECTED
+    exit_code = ExitCode.UNEXPECTED
 
     def __init__(self, what: str, why: str = "", fix: str = "") -> None:
         super().__init__(what, why, fix)
@@ -78,6 +78,24 @@ class StorageError(GrinfError):
     exit_code = ExitCode.IO
 
 
+class StoppedError(GrinfError):
+    """A signal ended a job that can go on.
+
+    Args:
+        exit_code: That of the signal.
+    """
+
+    def __init__(self, exit_code: ExitCode, what: str, why: str = "", fix: str = "") -> None:
+        super().__init__(what, why, fix)
+        self.exit_code = exit_code
+
+
+class RejectsError(GrinfError):
+    """So many query rows are wrong that it is not the rows."""
+
+    exit_code = ExitCode.REJECTED
+
+
 class RowError(GrinfError):
     """One query row that cannot be served; it becomes an error row, never the end of the job.
 
@@ -90,3 +108,7 @@ class RowError(GrinfError):
     def __init__(self, code: str, what: str, why: str = "", fix: str = "") -> None:
         super().__init__(what, why, fix)
         self.code = code
+
+    def kept(self) -> "RowError":
+        """A copy to be kept: one that was raised holds every object of the frames that it came through."""
+        return RowError(self.code, self.what, self.why, self.fix)

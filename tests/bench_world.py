@@ -81,6 +81,18 @@ def true_max_rate(limit_ms=100.0, share=0.01, n=250_000):
     return low
 
 
+def true_rate_of(stat, limit_ms):
+    """Rate at which a statistic of long runs, or the median of maxima of 2,000 requests, is the limit."""
+    of = {"avg": np.mean, "p50": np.median, "p95": lambda ms: np.quantile(ms, 0.95)}
+    of["max"] = lambda ms: np.median(ms.reshape(-1, 2000).max(axis=1))
+    gaps = np.random.default_rng(54321).exponential(size=60_000)
+    low, high = 40.0, 197.0
+    while high / low > 1.005:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if of[stat](latencies_ms(middle, gaps)) <= limit_ms else (low, middle)
+    return low
+
+
 def closed(n=200, concurrency=4, **bounds):
     """A closed loop without bounds in time, unless given."""
     return ClosedLoop(concurrency, n, **{"min_ns": 0, "max_ns": 1 << 60, **bounds})

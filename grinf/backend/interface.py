@@ -36,6 +36,8 @@ class EngineOptions:
         memory_fraction: Share of the free memory that weights and pools may take.
         workspace_bytes: Most that the logits of one selection chunk may take.
         filters: Whether requests may bring live masks of their own; the views of a trie need no such room.
+        sid_mass: Whether results say how much probability the codes of level 0 got; with a trie and score
+            `vocab` only.
         graphs: Whether to capture CUDA graphs; ignored on a CPU.
         kernels: Op name -> implementation name, to override the resolved table.
         seed: Of random weights.
@@ -57,6 +59,7 @@ class EngineOptions:
     memory_fraction: float = 0.85
     workspace_bytes: int = 1 << 30
     filters: bool = False
+    sid_mass: bool = False
     graphs: bool = True
     kernels: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
@@ -132,12 +135,14 @@ class Beams:
     Attributes:
         sids: int32 [n, levels]. scores: float32 [n]. leaves: int64 [n], or None without a trie.
         fault: Why the beams cannot be trusted (a model that computes NaN); empty: they can.
+        sid_mass: Probability of all codes of level 0 together; None: it was not asked for.
     """
 
     sids: "np.ndarray"
     scores: "np.ndarray"
     leaves: "np.ndarray | None"
     fault: str = ""
+    sid_mass: float | None = None
 
 
 class Pending(Protocol):

@@ -1,14 +1,15 @@
 """Build a backend: read the model, fit the catalogue to it, plan memory, resolve kernels."""
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from grinf.backend.buckets import BucketTable, make_buckets, width_buckets
 from grinf.backend.interface import Capacity, EngineOptions
-from grinf.backend.registry import Site, default_registry
+from grinf.backend.registry import Ops, Site, default_registry
 from grinf.backend.runner import EagerRunner, GraphRunner
 from grinf.backend.scoring import Scoring, check_score, check_trie
 from grinf.backend.steps import BackendState
@@ -16,7 +17,7 @@ from grinf.backend.torch_backend import BackendParts, TorchBackend
 from grinf.errors import EnvironmentFault, UsageError
 from grinf.model.config import ModelConfig, read_config
 from grinf.model.decoder import Decoder, rotary_table
-from grinf.model.weights import load_weights
+from grinf.model.weights import DecoderWeights, load_weights
 from grinf.state.beam_kv import BeamKV
 from grinf.state.beam_path import BeamPath
 from grinf.state.context_kv import ContextKV
@@ -28,6 +29,37 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 _DEFAULT_CONTEXT = 8192
 _DEFAULT_LEVELS = 3
 _CPU_PAGE, _GPU_PAGE = 64, 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What all parts are sized by: model, device and search, checked before anything is allocated.
+
+    Attributes:
+        candidates: Candidates at each level at most. bounds: Beams alive after each level.
+    """
+
+    options: EngineOptions
+    config: ModelConfig
+    policy: BeamWidthPolicy
+    trie: Trie | None
+    device: torch.device
+    dtype: torch.dtype
+    page_size: int
+    ops: Ops
+    candidates: tuple[int, ...]
+    bounds: tuple[int, ...]
+    max_context: int
+
+    @property
+    def kv_width(self) -> int:
+        """Beams with keys: the last level's tokens are never fed."""
+        return max(self.bounds[:-1], default=1)
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether steps become CUDA graphs."""
+        return self.options.graphs and self.device.type == "cuda"
 
 
 def load_backend(
@@ -44,85 +76,128 @@ def load_backend(
     Raises:
         UsageError, ModelError, TrieFileError, CapacityError, KernelUnavailable: As `Engine.load`.
     """
+    frame = _frame(options, policy, levels, trie)
+    weights = load_weights(Path(options.model), frame.config, frame.dtype, frame.device, options.seed)
+    plan = _plan(frame)
+    state = _state(frame, plan, weights)
+    capacity = _capacity(frame, plan, mixed_levels=state.scoring.mixed_levels)
+    runner = GraphRunner() if frame.is_captured else EagerRunner(frame.device)
+    buckets, told = _buckets(frame, capacity), _description(frame, plan)
+    parts = BackendParts(state, frame.ops, runner, buckets, capacity, policy, trie, options.score_k, told)
+    return TorchBackend(parts)
+
+
+def _frame(options: EngineOptions, policy: BeamWidthPolicy, levels: int, trie: Trie | None) -> _Frame:
+    """Check options, model, catalogue and kernels against one another."""
     device = _device(options.device)
     config = read_config(Path(options.model))
     check_score(options.score, constrained=trie is not None)
     if trie is not None:
         check_trie(trie, config.vocab_rows)
     dtype_name = _dtype_name(options.dtype, config, device)
-    dtype = _DTYPES[dtype_name]
     page_size = options.page_size or (_GPU_PAGE if device.type == "cuda" else _CPU_PAGE)
     site = Site(device.type, _capability(device), dtype_name, config.head_dim, config.group, page_size)
     ops = default_registry().resolve(site, options.kernels)
-
     candidates = _candidates(levels, config, trie)
     bounds = _level_bounds(policy, candidates)
-    kv_width = max(bounds[:-1], default=1)  # the last level's tokens are never fed, so they have no keys
     max_context = min(options.max_context or _DEFAULT_CONTEXT, config.max_positions - levels)
     if max_context < 1:
         raise UsageError(
-            f"--max-context {options.max_context} leaves no room", f"the model has {config.max_positions}"
+            f"{config.max_positions} positions hold no prompt and a SID of {levels} tokens",
+            "the model's max_position_embeddings is the limit of both together",
+            "use another model, or fewer --levels",
         )
-    weights = load_weights(Path(options.model), config, dtype, device, options.seed)
-    plan = _plan(
-        options,
-        config,
-        dtype,
-        device,
-        page_size=page_size,
-        max_context=max_context,
-        num_steps=levels - 1,
-        max_width=kv_width,
+    checked = (device, _DTYPES[dtype_name], page_size, ops, candidates, bounds, max_context)
+    return _Frame(options, config, policy, trie, *checked)
+
+
+def _plan(frame: _Frame) -> MemoryPlan:
+    """Divide what is left of the free memory after the workspace between ContextKV and BeamKV."""
+    options, config = frame.options, frame.config
+    shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, frame.dtype.itemsize)
+    budget = int(options.memory_fraction * _free_bytes(frame.device)) - options.workspace_bytes
+    return plan_memory(
+        shape,
+        budget,
+        max_slots=2 * options.max_batch,
+        page_size=frame.page_size,
+        max_context=frame.max_context,
+        num_steps=len(frame.candidates) - 1,
+        max_width=frame.kv_width,
     )
+
+
+def _state(frame: _Frame, plan: MemoryPlan, weights: DecoderWeights) -> BackendState:
+    """Allocate the model and the pools."""
+    config, options, dtype, device = frame.config, frame.options, frame.dtype, frame.device
+    layers, slots, levels = config.num_layers, plan.num_slots, len(frame.candidates)
     heads = (config.num_kv_heads, config.head_dim)
-    filter_slots = plan.num_slots if options.filters and trie is not None else 0
-    state = BackendState(
+    filter_slots = slots if options.filters and frame.trie is not None else 0
+    return BackendState(
         model=Decoder(config, weights),
-        context_kv=ContextKV(config.num_layers, plan.num_pages, page_size, *heads, dtype, device),
-        beam_kv=BeamKV(config.num_layers, plan.num_slots, levels - 1, kv_width, *heads, dtype, device),
-        path=BeamPath(plan.num_slots, levels, max(bounds), device),
-        cos_sin=rotary_table(config, max_context + levels, device),
-        scoring=Scoring(options.score, weights.head, trie, options.workspace_bytes, filter_slots),
+        context_kv=ContextKV(layers, plan.num_pages, frame.page_size, *heads, dtype, device),
+        beam_kv=BeamKV(layers, slots, levels - 1, frame.kv_width, *heads, dtype, device),
+        path=BeamPath(slots, levels, max(frame.bounds), device),
+        cos_sin=rotary_table(config, frame.max_context + levels, device),
+        scoring=Scoring(
+            options.score,
+            weights.head,
+            frame.trie,
+            options.workspace_bytes,
+            filter_slots,
+            sid_mass=options.sid_mass,
+        ),
     )
-    captured = options.graphs and device.type == "cuda"
-    shrinking = policy.margin is not None
-    widths = width_buckets(bounds, shrinking=shrinking) if captured else ()
-    max_batch = min(options.max_batch, plan.num_slots)
-    capacity = Capacity(
+
+
+def _capacity(frame: _Frame, plan: MemoryPlan, *, mixed_levels: bool) -> Capacity:
+    """What the scheduler and the ledger have to respect."""
+    shrinking = frame.policy.margin is not None
+    return Capacity(
         num_pages=plan.num_pages,
-        page_size=page_size,
+        page_size=frame.page_size,
         num_slots=plan.num_slots,
-        max_context=max_context,
-        max_batch=max_batch,
-        max_batch_tokens=options.max_batch_tokens,
-        max_width=max(bounds),
-        vocab_rows=config.vocab_rows,
-        level_widths=candidates,
-        mixed_levels=state.scoring.mixed_levels,
-        width_buckets=widths,
-        views=tuple(trie.views) if trie is not None else (),
-        filters=filter_slots > 0,
+        max_context=frame.max_context,
+        max_batch=min(frame.options.max_batch, plan.num_slots),
+        max_batch_tokens=frame.options.max_batch_tokens,
+        max_width=max(frame.bounds),
+        vocab_rows=frame.config.vocab_rows,
+        level_widths=frame.candidates,
+        mixed_levels=mixed_levels,
+        width_buckets=width_buckets(frame.bounds, shrinking=shrinking) if frame.is_captured else (),
+        views=tuple(frame.trie.views) if frame.trie is not None else (),
+        filters=frame.options.filters and frame.trie is not None,
     )
-    description = {
-        "device": _device_name(device),
-        "dtype": dtype_name,
-        "score": options.score,
-        "score_k": options.score_k,
-        "kernels": dict(ops.names),
+
+
+def _buckets(frame: _Frame, capacity: Capacity) -> BucketTable:
+    """The shapes that are captured; none without graphs."""
+    if not frame.is_captured:
+        return BucketTable()
+    is_eager = "prefill_attention" in frame.ops.eager
+    tokens = min(capacity.max_batch_tokens, capacity.max_batch * capacity.max_context)
+    return make_buckets(
+        frame.bounds,
+        capacity.width_buckets,
+        capacity.max_batch,
+        0 if is_eager else tokens,
+        mixed_levels=capacity.mixed_levels,
+        shrinking=frame.policy.margin is not None,
+    )
+
+
+def _description(frame: _Frame, plan: MemoryPlan) -> dict[str, Any]:
+    """What results say about the engine."""
+    return {
+        "device": _device_name(frame.device),
+        "dtype": str(frame.dtype).removeprefix("torch."),
+        "score": frame.options.score,
+        "score_k": frame.options.score_k,
+        "kernels": dict(frame.ops.names),
         "memory": asdict(plan),
-        "max_context": max_context,
-        "widths": list(bounds),
+        "max_context": frame.max_context,
+        "widths": list(frame.bounds),
     }
-    buckets = BucketTable()
-    if captured:
-        tokens = (
-            0 if "prefill_attention" in ops.eager else min(options.max_batch_tokens, max_batch * max_context)
-        )
-        mixed = state.scoring.mixed_levels
-        buckets = make_buckets(bounds, widths, max_batch, tokens, mixed_levels=mixed, shrinking=shrinking)
-    runner = GraphRunner() if captured else EagerRunner(device)
-    parts = BackendParts(state, ops, runner, buckets, capacity, policy, trie, options.score_k, description)
-    return TorchBackend(parts)
 
 
 def sid_levels(options: EngineOptions, trie: Trie | None) -> int:
@@ -174,7 +249,8 @@ def _device(name: str) -> torch.device:
                 "the driver, the GPU or a CUDA build of torch is missing" if count == 0 else "",
                 "run `grinf doctor`, or use --device cpu",
             )
-        return torch.device("cuda", device.index or 0)
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)  # Where kernels, streams and graphs are without a word about it.
     return device
 
 
@@ -194,7 +270,8 @@ def _capability(device: torch.device) -> int | None:
 
 
 def _device_name(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else f"{device} ({torch.cuda.get_device_name(device)})"
+    """What it is, not which one of its kind: answers name it, and any of a kind gives the same."""
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -202,12 +279,3 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _plan(
-    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device, **sizes: int
-) -> MemoryPlan:
-    """Divide what is left of the free memory after the workspace between ContextKV and BeamKV."""
-    shape = KVShape(config.num_layers, config.num_kv_heads, config.head_dim, dtype.itemsize)
-    budget = int(options.memory_fraction * _free_bytes(device)) - options.workspace_bytes
-    return plan_memory(shape, budget, max_slots=2 * options.max_batch, **sizes)

@@ -76,6 +76,7 @@ class Implementation:
         rank: Higher wins among those that run.
         load: Builds the callable for a site; compiles what must be compiled.
         capturable: Whether its result depends on tensors alone, so that a graph may hold it.
+        is_reference: A GPU gets it in float32, or by name; never because nothing better fits.
     """
 
     op: str
@@ -84,6 +85,15 @@ class Implementation:
     rank: int
     load: Callable[[Site], Callable[..., Any]]
     capturable: bool = True
+    is_reference: bool = False
+
+    def rejects(self, site: Site, *, by_name: bool) -> str | None:
+        """Why it is not used at `site`; None if it is."""
+        reason = self.needs.rejects(site)
+        is_slow = self.is_reference and site.device == "cuda" and site.dtype != "float32"
+        if reason is None and is_slow and not by_name:
+            return f"is the slow reference, which --kernels {self.op}={self.name} asks for"
+        return reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +150,12 @@ class KernelRegistry:
                 )
         reasons = []
         for implementation in candidates:
-            reason = implementation.needs.rejects(site)
+            reason = implementation.rejects(site, by_name=override is not None)
             if reason is None:
                 return implementation
             reasons.append(f"{implementation.name}: {reason}")
         raise KernelUnavailable(
-            f"no implementation of {op} runs on {site.device} (dtype {site.dtype}, head_dim {site.head_dim})",
+            f"no implementation of {op} fits {_spell(site)}",
             "; ".join(reasons),
             "run `grinf doctor` for what this machine supports, or use --device cpu",
         )
@@ -168,7 +178,7 @@ class KernelRegistry:
 
 
 def reference_implementations() -> list[Implementation]:
-    """The torch reference of every op: runs anywhere, and wins only where nothing else does.
+    """The torch reference of every op: runs anywhere, and serves CPUs, and float32 where nothing else does.
 
     Its prefill attention takes the borders of the prompts from the host, which a graph would freeze.
     """
@@ -182,9 +192,15 @@ def reference_implementations() -> list[Implementation]:
             0,
             lambda _, op=op: getattr(reference, op),
             capturable=op != "prefill_attention",
+            is_reference=True,
         )
         for op in (*OPS, *PARTS)
     ]
+
+
+def _spell(site: Site) -> str:
+    capability = "" if site.sm is None else f"capability {site.sm / 10:.1f}, "
+    return f"{site.device} ({capability}dtype {site.dtype}, head_dim {site.head_dim}, group {site.group})"
 
 
 def default_registry() -> KernelRegistry:

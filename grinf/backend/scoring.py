@@ -6,13 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from grinf.errors import CapacityError, TrieFileError, UsageError
+from grinf.errors import TrieFileError, UsageError
 from grinf.ops.contracts import TrieView
 from grinf.trie import Trie
 
 SCORES = ("vocab", "level", "children", "topk")
 FREE_SCORES = ("vocab", "topk")
-_MAX_NODES = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +51,34 @@ class Scoring:
 
     Full-vocabulary scores need every column at every level, so requests at different levels share a batch.
     The other scores of a constrained search need the level's columns alone.
+
+    Attributes:
+        first_codes: int64 [codes], token ids of the codes of level 0; None: nobody asks for their mass.
     """
 
     def __init__(
-        self, score: str, head: Tensor, trie: Trie | None, workspace_bytes: int, filter_slots: int = 0
+        self,
+        score: str,
+        head: Tensor,
+        trie: Trie | None,
+        workspace_bytes: int,
+        filter_slots: int = 0,
+        *,
+        sid_mass: bool = False,
     ) -> None:
         check_score(score, constrained=trie is not None)
         self.score, self._workspace_bytes = score, workspace_bytes
         self._full = Columns(head, None)
         self._by_level: tuple[Columns, ...] = ()
         self._views: dict[str, int] = {}
+        self.first_codes: Tensor | None = None
         self.trie: DeviceTrie | None = None
         if trie is not None:
             self.trie = upload_trie(trie, head.device, filter_slots)
             self._views = {name: row for row, name in enumerate(trie.views, start=1)}
             self._full = Columns(head, self.trie.token)
+            if score == "vocab" and sid_mass:
+                self.first_codes = _first_codes(trie, head.device)
             if score != "vocab":
                 self._by_level = tuple(_level_columns(head, trie, level) for level in range(trie.levels))
 
@@ -155,11 +167,7 @@ def upload_trie(trie: Trie, device: torch.device, filter_slots: int) -> DeviceTr
     Raises:
         CapacityError: The catalogue has more nodes than 32-bit node numbers.
     """
-    nodes = 1 + sum(trie.num_nodes)
-    if nodes > _MAX_NODES:
-        raise CapacityError(
-            f"the trie has {nodes:,} nodes, {_MAX_NODES:,} are possible", fix="split the catalogue"
-        )
+    first_child, nodes = trie.first_child().astype(np.int32), trie.level_offset[-1]
     assert trie.token_ids is not None
     widest = max(len(table) for table in trie.token_ids)
     token = np.zeros((trie.levels, widest + 1), np.int32)
@@ -168,21 +176,31 @@ def upload_trie(trie: Trie, device: torch.device, filter_slots: int) -> DeviceTr
     end_code = np.array([-1 if code is None else code for code in trie.end_codes], np.int32)
     codes = np.ascontiguousarray(trie.node_codes())
     signed = codes.view(np.int16) if codes.dtype == np.uint16 else codes.astype(np.int32)
+    has_masks = bool(trie.views) or trie.deleted is not None or filter_slots > 0
     return DeviceTrie(
-        first_child=torch.from_numpy(trie.first_child().astype(np.int32)).to(device),
+        first_child=torch.from_numpy(first_child).to(device),
         code=torch.from_numpy(signed).to(device),
         token=torch.from_numpy(token).to(device),
         end_code=torch.from_numpy(end_code).to(device),
         leaf_offset=trie.leaf_offset,
-        live=_live_masks(trie, nodes, filter_slots).to(device) if trie.views or filter_slots else None,
+        live=_live_masks(trie, nodes, filter_slots).to(device) if has_masks else None,
     )
 
 
 def _live_masks(trie: Trie, nodes: int, filter_slots: int) -> Tensor:
     masks = torch.full((1 + len(trie.views) + filter_slots, -(-nodes // 32)), -1, dtype=torch.int32)
+    if trie.deleted is not None:
+        masks[0] = torch.from_numpy(trie.live_mask().view(np.int32))
     for row, name in enumerate(trie.views, start=1):
         masks[row] = torch.from_numpy(trie.live_mask(name).view(np.int32))
     return masks
+
+
+def _first_codes(trie: Trie, device: torch.device) -> Tensor:
+    """Token ids of the codes of level 0; END, which no SID begins with, is none of them."""
+    assert trie.token_ids is not None
+    table = trie.token_ids[0][: trie.codebook_sizes[0]]
+    return torch.from_numpy(table[table >= 0].astype(np.int64)).to(device)
 
 
 def _level_columns(head: Tensor, trie: Trie, level: int) -> Columns:

@@ -114,7 +114,13 @@ def _finish_qkv(
 
 
 def select_beams(
-    state: BackendState, ops: Ops, buf: BatchBuffers, hidden: Tensor, columns: Columns, capacity: int
+    state: BackendState,
+    ops: Ops,
+    buf: BatchBuffers,
+    hidden: Tensor,
+    columns: Columns,
+    capacity: int,
+    first_codes: Tensor | None = None,
 ) -> None:
     """Score the candidates of every live beam, keep the best, and append them to BeamPath.
 
@@ -126,6 +132,8 @@ def select_beams(
         hidden: [B, W, hidden], from either forward.
         columns: Which lm_head rows to compute.
         capacity: Candidates per request at most; meaningless without a trie.
+        first_codes: int64 [codes], columns whose probability is to be stored as the request's `mass`, where
+            the selection chooses level 0 and has a normaliser; None: it is not asked for.
     """
     batch, width = hidden.shape[:2]
     step = state.scoring.requests_per_chunk(width, columns)
@@ -135,19 +143,34 @@ def select_beams(
         slot, limits = buf.slot[part], buf.limits.part(part)
         path = PathView(slot, state.path.cum, state.path.node, state.path.width, width)
         trie = state.scoring.trie_view(columns, buf.view[part], capacity)
-        selection = _select(ops, state.scoring.score, logits, path, trie, limits)
+        log_z = _normaliser(ops, state.scoring.score, logits, trie)
+        selection = _select(ops, state.scoring.score, logits, path, trie, limits, log_z)
         pools = state.path
+        if first_codes is not None and log_z is not None:
+            mass = logits[:, 0, first_codes].float().logsumexp(1) - log_z[:, 0]
+            pools.mass.index_copy_(0, slot.long(), mass.exp())
         ops.extend_path(
             slot, limits.level, selection, pools.token, pools.ancestor, pools.cum, pools.node, pools.width
         )
 
 
+def _normaliser(ops: Ops, score: str, logits: Tensor, trie: TrieView | None) -> Tensor | None:
+    """Log-sum-exp of each beam's logits, float32 [B, W]; None where the selection brings its own."""
+    if trie is None or score in ("children", "topk"):
+        return None
+    return ops.row_logsumexp(logits.flatten(0, 1)).view(logits.shape[:2])
+
+
 def _select(
-    ops: Ops, score: str, logits: Tensor, path: PathView, trie: TrieView | None, limits: Limits
+    ops: Ops,
+    score: str,
+    logits: Tensor,
+    path: PathView,
+    trie: TrieView | None,
+    limits: Limits,
+    log_z: Tensor | None,
 ) -> Selection:
     if trie is None:
         return ops.select_unconstrained(logits, path, limits, score, None)
-    if score in ("children", "topk"):
-        return ops.select_constrained(logits, path, trie, limits, score, None)
-    log_z = ops.row_logsumexp(logits.flatten(0, 1)).view(logits.shape[:2])
-    return ops.select_constrained(logits, path, trie, limits, "given", log_z)
+    mode = score if log_z is None else "given"
+    return ops.select_constrained(logits, path, trie, limits, mode, log_z)

@@ -77,7 +77,8 @@ class TorchBackend:
         path, slots = self._state.path, self._slots(requests)
         width = max(request.width for request in requests)
         found = path.trace(slots, width) if self._trie is None else path.node[slots, :width]
-        return HostBeams(path.width[slots], path.cum[slots, :width], found, self._trie)
+        mass = None if self._state.scoring.first_codes is None else path.mass[slots]
+        return HostBeams(path.width[slots], path.cum[slots, :width], found, mass, self._trie)
 
     def no_beams(self) -> Beams:
         """The answer of a request that has none."""
@@ -110,11 +111,13 @@ class TorchBackend:
         state, ops = self._state, self._ops
 
         def step() -> None:
+            first_codes = None
             if shape.phase == "prefill":
-                hidden = prefill_forward(state, ops, buf, lengths)
+                hidden, first_codes = prefill_forward(state, ops, buf, lengths), state.scoring.first_codes
             else:
                 hidden = decode_forward(state, ops, buf, shape.width)
-            select_beams(state, ops, buf, hidden, state.scoring.columns(shape.level), self._candidates(shape))
+            columns, capacity = state.scoring.columns(shape.level), self._candidates(shape)
+            select_beams(state, ops, buf, hidden, columns, capacity, first_codes)
 
         return step
 

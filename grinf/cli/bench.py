@@ -1,6 +1,5 @@
 """`grinf bench`: find the highest request rate inside an SLA; plot, show and compare runs; time kernels."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +17,6 @@ if TYPE_CHECKING:
 command = typer.Typer(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.", metavar="RUN", show_default=False)]
-MEANING = {
-    ExitCode.REJECTED: "VERIFICATION FAILED: wrong answers, so speed means nothing (see verify_faults)",
-    ExitCode.UNTRUSTED: "a point is not to be trusted: see its status",
-}
 
 
 @command.callback()
@@ -44,12 +39,8 @@ def bench(settings: BenchSettings, console: Console) -> CommandResult:
         return _planned(report.plan)
     plots = draw_all(report.run, report.summary)
     messages = [f"run: {report.run.path} ({len(plots)} plots)"]
-    if report.exit_code in MEANING:
-        messages.insert(0, MEANING[report.exit_code])
     if report.was_complete:
         messages.append("this run was complete: nothing was measured again")
-    if unfinished := sum(row["status"] == "budget" for row in report.summary.rows):
-        messages.append(f"time ran out before {unfinished} points; the same command with --resume goes on")
     return _shown(report.summary, report.run.path, messages, report.exit_code)
 
 
@@ -85,7 +76,9 @@ def compare(
     force: Annotated[bool, typer.Option("--force", help="Compare runs that did other work, too.")] = False,
     fail_if_slower: Annotated[
         str | None,
-        typer.Option(help="Exit 5 if a point is slower by more than this for certain.", metavar="5%"),
+        typer.Option(
+            help="Exit 5 if a point is slower by more than this for certain, or has no rate.", metavar="5%"
+        ),
     ] = None,
 ) -> CommandResult:
     """Compare a run with a baseline, or show who won an interleaved run."""
@@ -94,18 +87,20 @@ def compare(
 
     limit = None if fail_if_slower is None else _share(fail_if_slower)
     found = compare_runs([baseline] if candidate is None else [baseline, candidate], force=force)
-    failed = limit is not None and found.slower_than(limit)
+    reasons = [] if limit is None else found.gate(limit)
     columns = [name for name in (found.rows[0] if found.rows else {}) if name != "point"]
     table = Table("", columns, cells(found.rows, columns))
-    messages = [f"differs: {line}" for line in found.differences] + found.notes
-    messages.append(f"geometric mean of {len(found.rows)} ratios: {found.geomean or math.nan:.4g}")
+    messages = [f"GATE: {reason}" for reason in reasons]
+    messages += [f"differs: {line}" for line in found.differences] + found.notes
+    if found.geomean is not None:
+        messages.append(f"geometric mean of {len(found.rows)} ratios: {found.geomean:.4g}")
     if any(found.infeasible):
         messages.append(
             "points without a rate: {} in the baseline, {} in the candidate".format(*found.infeasible)
         )
     data = {"rows": found.rows, "geomean": found.geomean, "infeasible": found.infeasible}
-    data |= {"differences": found.differences, "notes": found.notes}
-    return CommandResult("bench-compare", data, [table], messages, ExitCode.GATE if failed else ExitCode.OK)
+    data |= {"differences": found.differences, "notes": found.notes, "gate": reasons}
+    return CommandResult("bench-compare", data, [table], messages, ExitCode.GATE if reasons else ExitCode.OK)
 
 
 @command.command()
@@ -148,10 +143,12 @@ def _planned(plan: "Plan") -> CommandResult:
 def _shown(
     summary: "Summary", run: Path, messages: list[str], exit_code: ExitCode = ExitCode.OK
 ) -> CommandResult:
-    from grinf.jobs.bench.summary import footer, tables
+    from grinf.jobs.bench.summary import footer, notes, tables
 
-    shown = [Table("", columns, rows) for columns, rows in tables(summary)]
-    data = {"run": run, **summary.header, "points": summary.rows, "ratios": summary.ratios}
+    said = notes(summary)
+    titles = ["\n".join(said), ""]
+    shown = [Table(title, *table) for title, table in zip(titles, tables(summary), strict=False)]
+    data = {"run": run, **summary.header, "points": summary.rows, "ratios": summary.ratios, "notes": said}
     return CommandResult("bench", data, shown, [footer(summary), *messages], exit_code)
 
 

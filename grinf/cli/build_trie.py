@@ -52,7 +52,11 @@ def _message(report: "BuildTrieReport") -> str:
         case "built":
             return f"wrote {report.output} in {report.seconds:.1f} s"
         case "unchanged":
-            return f"{report.output} is up to date: the same inputs and settings made it; nothing to do"
+            kept = report.trie is not None and (report.trie.views or report.trie.deleted is not None)
+            beside = "; its views and deletions are kept, --overwrite builds it without them" if kept else ""
+            return (
+                f"{report.output} is up to date: the same inputs and settings made it; nothing to do{beside}"
+            )
         case "planned":
             rows = sum(source.rows for source in report.sources)
             read = f"{rows:,} rows of {len(report.sources)} files, columns {', '.join(report.columns.all)}"

@@ -37,7 +37,7 @@ class Check:
 @settings_command(DoctorSettings)
 def command(settings: DoctorSettings, console: Console) -> CommandResult:
     """Check this machine, the model and the trie, and list the kernels that would run."""
-    checks = [*_software(), *_gpus(), _disk(Path()), *_files(settings), *_kernels(settings)]
+    checks = [*_software(), *_gpus(settings), _disk(Path()), *_files(settings), *_kernels(settings)]
     failed = [check.name for check in checks if check.status == "fail"]
     rows = [[check.status, check.name, check.found, check.fix] for check in checks]
     verdict = f"failed: {', '.join(failed)}" if failed else "nothing here stops grinf"
@@ -82,12 +82,16 @@ def _cupy(torch_cuda: str | None) -> Check:
     return Check("cupy", "ok", f"{version} for {name}")
 
 
-def _gpus() -> Iterator[Check]:
+def _gpus(settings: DoctorSettings) -> Iterator[Check]:
     import torch
 
+    asked = [device for device in settings.devices if device.startswith("cuda")]
     if not torch.cuda.is_available():
         missing = "the driver or the GPU" if torch.version.cuda else "a CUDA build of torch"
-        yield Check("gpu", "warn", "none", f"needs {missing}; the CPU works without")
+        status, found = (
+            ("fail", f"none, where {', '.join(asked)} is asked for") if asked else ("warn", "none")
+        )
+        yield Check("gpu", status, found, f"needs {missing}; the CPU works without")
         return
     for index in range(torch.cuda.device_count()):
         name, (major, minor) = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
@@ -164,7 +168,7 @@ def _site(settings: DoctorSettings) -> "Site":
             head_dim, group, dtype = config.head_dim, config.group, config.dtype
     asked = None if settings.dtype == "auto" else settings.dtype
     page_size = settings.page_size or 64
-    if settings.device == "cpu" or not torch.cuda.is_available():
+    if settings.devices[0] == "cpu" or not torch.cuda.is_available():
         return Site("cpu", None, asked or "float32", head_dim, group, page_size)
     major, minor = torch.cuda.get_device_capability()
     return Site("cuda", 10 * major + minor, asked or dtype, head_dim, group, page_size)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,7 @@ class Console:
     def _stderr(self) -> "rich.console.Console":
         from rich.console import Console as RichConsole
 
-        return RichConsole(stderr=True, highlight=False, soft_wrap=True)
+        return RichConsole(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
     def info(self, text: str) -> None:
         """Say something that a reader may want to know; silent with `--quiet`."""
@@ -84,8 +85,11 @@ class Console:
             self._stderr.print(text, markup=False)
 
     @contextmanager
-    def progress(self) -> Generator[OnProgress]:
+    def progress(self, timed: str = "") -> Generator[OnProgress]:
         """Show the progress of a job on stderr: a bar on a terminal, else a line now and then.
+
+        Args:
+            timed: The stage that tells how long it will take, where several run at once; empty: each does.
 
         Yields:
             The callback to give to the job.
@@ -93,10 +97,10 @@ class Console:
         if self.quiet or os.environ.get("GRINF_NO_PROGRESS"):
             yield lambda stage, done, total: None
         elif self._stderr.is_terminal:
-            with _bars(self._stderr) as on_progress:
+            with _bars(self._stderr, timed) as on_progress:
                 yield on_progress
         else:
-            yield _plain_lines(self.info)
+            yield _plain_lines(self.info, timed)
 
     def emit(self, result: CommandResult) -> None:
         """Print a result on stdout."""
@@ -156,10 +160,11 @@ def _print_table(table: Table) -> None:
     from rich.console import Console as RichConsole
     from rich.table import Table as RichTable
 
-    out = RichConsole(highlight=False)
+    out = RichConsole(highlight=False, emoji=False)
     if not out.is_terminal:  # A file or a pipe has no right edge: never cut a long table.
-        out = RichConsole(highlight=False, width=100_000)
-    drawn = RichTable(title=table.title or None, title_justify="left", box=box.SIMPLE_HEAD)
+        out = RichConsole(highlight=False, emoji=False, width=100_000)
+    title = table.title.replace("[", r"\[") or None
+    drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(table.columns):
         numeric = all(_NUMBER.fullmatch(row[index].strip()) for row in table.rows)
         drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -169,31 +174,45 @@ def _print_table(table: Table) -> None:
 
 
 @contextmanager
-def _bars(console: "rich.console.Console") -> Generator[OnProgress]:
+def _bars(console: "rich.console.Console", timed: str) -> Generator[OnProgress]:
     """Draw one bar per stage; a new stage leaves the bars before it standing."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    class TimeLeft(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            return super().render(task) if timed in ("", task.description) else Text("")
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeLeft())
     with Progress(*columns, console=console, refresh_per_second=4) as progress:
-        tasks: dict[str, Any] = {}
+        tasks: dict[str, Task] = {}
 
         def on_progress(stage: str, done: int, total: int | None) -> None:
             if stage not in tasks:
-                tasks[stage] = progress.add_task(stage, total=total)
-            progress.update(tasks[stage], completed=done, total=total)
+                progress.add_task(stage, total=total)
+                tasks[stage] = progress.tasks[-1]
+            tasks[stage].total = total  # By `update` a total that is an estimate would forget the speed.
+            progress.update(tasks[stage].id, completed=done)
 
         yield on_progress
 
 
-def _plain_lines(say: Callable[[str], None]) -> OnProgress:
+def _plain_lines(say: Callable[[str], None], timed: str) -> OnProgress:
     """Say a line when a stage starts, every PLAIN_INTERVAL_S, and when it ends."""
+    first: dict[str, tuple[float, int]] = {}
     said: dict[str, float] = {}
 
     def on_progress(stage: str, done: int, total: int | None) -> None:
         now = time.monotonic()
+        since, before = first.setdefault(stage, (now, done))
         is_due = now - said.get(stage, -PLAIN_INTERVAL_S) >= PLAIN_INTERVAL_S
         if is_due or done == total:
             said[stage] = now
-            say(f"{stage}: {done:,}" + (f" / {total:,} ({done / total:.0%})" if total else ""))
+            share = f" / {total:,} ({done / total:.0%})" if total else ""
+            left = ""
+            if total and before < done < total and timed in ("", stage):
+                seconds = (now - since) / (done - before) * (total - done)
+                left = f", {timedelta(seconds=round(seconds))} left"
+            say(f"{stage}: {done:,}{share}{left}")
 
     return on_progress

@@ -92,11 +92,12 @@ Beams = Annotated[tuple[int, ...], _text(parse.parse_beams), Joined, _spelled(pa
 BeamsList = Annotated[
     tuple[tuple[int, ...], ...], _text(parse.parse_beams_list), Joined, _spelled(_spell_beams_list)
 ]
+Rejects = Annotated[parse.Quota, _text(parse.parse_quota), Joined, _spelled(str)]
 ScoreMode = Annotated[parse.Score, _text(parse.parse_score), _spelled(str)]
 Scores = Annotated[tuple[parse.Score, ...], _text(parse.parse_scores), Joined, _spelled(_spell_scores)]
 Specs = Annotated[tuple[str, ...], BeforeValidator(_one_or_more)]
 Slas = Annotated[tuple[parse.Sla, ...], _text(parse.parse_slas), Joined, _spelled(_spell_slas)]
-Device = Annotated[str, _text(parse.parse_device)]
+Device = Annotated[str, _text(parse.parse_device), Joined]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 

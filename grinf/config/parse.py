@@ -59,6 +59,21 @@ class Score:
         return self.mode if self.k is None else f"{self.mode}:{self.k}"
 
 
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """How many of some rows: `most` of them, or with `is_share` that many per hundred."""
+
+    most: float
+    is_share: bool
+
+    def __str__(self) -> str:
+        return f"{self.most:g}%" if self.is_share else f"{self.most:.0f}"
+
+    def is_exceeded(self, number: int, of: int) -> bool:
+        """Whether `number` of `of` rows is more."""
+        return 100 * number > self.most * of if self.is_share else number > self.most
+
+
 def parse_duration_ns(text: str) -> int:
     """Read `100ms`, `1.5s`, `1m30s` as nanoseconds; a bare number is refused, since it could mean anything.
 
@@ -174,6 +189,21 @@ def parse_bytes(text: str) -> int:
     return _scaled(text, _BYTE_UNITS, "a size", "write 8GiB, 512MiB or 8GB")
 
 
+def parse_quota(text: str) -> Quota:
+    """Read a number of rows, `10`, or a share of them, `0.5%`.
+
+    Raises:
+        UsageError: Neither, or more than all rows.
+    """
+    given = text.strip()
+    if not given.endswith("%"):
+        return Quota(parse_count(given), False)
+    share = parse_float(given[:-1])
+    if not 0 <= share <= 100:
+        raise UsageError(f"{text!r} is no share of the rows", fix="write 0% to 100%")
+    return Quota(share, True)
+
+
 def _scaled(text: str, units: Mapping[str, int], what: str, fix: str) -> int:
     match = re.fullmatch(rf"({_NUMBER})\s*([a-zA-Z]*)", text.strip().replace("_", ""))
     if match is None or match[2] not in units:
@@ -251,15 +281,16 @@ def parse_scores(text: str) -> tuple[Score, ...]:
 
 
 def parse_device(text: str) -> str:
-    """Check a device: `auto`, `cpu`, `cuda`, `cuda:1`, or several GPUs as `cuda:0,cuda:1`.
+    """Check devices: `auto`, `cpu`, `cuda`, or GPUs as `1`, `cuda:1`, `0,1`; given as `cuda:0,cuda:1`.
 
     Raises:
         UsageError: None of these.
     """
-    given = text.strip()
-    if not re.fullmatch(r"auto|cpu|cuda|cuda:[0-9]+(,cuda:[0-9]+)*", given):
-        raise UsageError(f"{text!r} is not a device", fix="write auto, cpu, cuda:0, or cuda:0,cuda:1")
-    return given
+    given = ",".join(map(str.strip, text.split(",")))
+    if not re.fullmatch(r"auto|cuda|cpu(,cpu)*|(cuda:)?[0-9]{1,3}(,(cuda:)?[0-9]{1,3})*", given):
+        fix = "write auto, cpu, a GPU as cuda:0, or several as 0,1"
+        raise UsageError(f"{text!r} is not a device", fix=fix)
+    return re.sub(r"(?<![0-9:])[0-9]+", lambda number: f"cuda:{int(number[0])}", given)
 
 
 def parse_fields(text: str, fields: Mapping[str, Callable[[str], T]]) -> dict[str, T]:

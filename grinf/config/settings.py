@@ -1,6 +1,5 @@
 """What a user may set, a frozen, strict model per command: a field is a flag, a variable and a file key."""
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,6 +20,7 @@ from grinf.config.fields import (
     Names,
     Number,
     Range,
+    Rejects,
     ScoreMode,
     Scores,
     Slas,
@@ -29,10 +29,14 @@ from grinf.config.fields import (
     refuse,
     setting,
 )
-from grinf.config.parse import Score, Sla, format_beams
+from grinf.config.parse import Quota, Score, Sla
 
 KEEP = "Replace an output made with other inputs or settings."
 TRY = "Check everything and say what would be done."
+
+
+LEAST_MEMORY = 64 << 20
+"""Bytes within which a catalogue can be built out of core."""
 
 
 class Settings(BaseModel):
@@ -64,14 +68,16 @@ class EngineSettings(Settings):
     score: ScoreMode = setting(Score("vocab"), "Normaliser: vocab, level, children or topk[:K].", "MODE")
     score_margin: Number | None = setting(None, "Drop beams this far below the best one.", "NATS")
     min_beams: Count = setting(1, "Beams that the margin keeps at least.", "N")
-    device: Device = setting("auto", "auto, cpu, or cuda:N[,cuda:M...].", "DEVICE", panel="Engine")
+    device: Device = setting(
+        "auto", "auto, cpu, or GPUs as 0,1 or cuda:0,cuda:1.", "DEVICE", panel="Engine", short="--devices"
+    )
     dtype: Dtype = setting("auto", "Compute dtype.", panel="Engine")
     max_batch: Count | None = setting(None, "Requests at a time.", "N", panel="Engine", shown="8")
     max_batch_tokens: Count | None = setting(
         None, "Prompt tokens of one prefill.", "N", panel="Engine", shown="8192"
     )
     max_context: Count | None = setting(
-        None, "Longest prompt, tokens.", "N", panel="Engine", shown="the model's"
+        None, "Longest prompt, tokens.", "N", panel="Engine", shown="the model's, up to 8,192"
     )
     page_size: Count | None = setting(
         None, "Tokens per page of ContextKV.", "N", panel="Engine", shown="the device's"
@@ -88,7 +94,7 @@ class EngineSettings(Settings):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The device, or each of several GPUs."""
+        """Each device; several give a process each."""
         return tuple(self.device.split(","))
 
     def engine_options(self) -> dict[str, Any]:
@@ -123,12 +129,16 @@ class EngineSettings(Settings):
 class BuildTrieSettings(Settings):
     """`grinf build-trie`."""
 
-    items: Files = setting(..., "Parquet files of items.", "ITEMS", positional=True, many=True)
+    items: Files = setting(
+        ..., "Files of items: parquet, JSON, JSON lines or .npy.", "ITEMS", positional=True, many=True
+    )
     output: File | None = setting(None, "Trie to write.", "FILE", short="-o", shown="tries/<stem>.grtrie")
     item_column: str | None = setting(None, "Column of item ids.", "NAME", shown="found by name")
     sid_column: str | None = setting(None, "Column of SIDs.", "NAME", shown="found by name")
     sid_columns: Names | None = setting(None, "One column per level.", "A,B,C")
-    sid_format: str = setting("auto", "auto, codes, tokens, packed:KxL, or regex:PATTERN.", "FORMAT")
+    sid_format: str = setting(
+        "auto", "auto, codes, tokens, token-ids, packed:KxL, or regex:PATTERN.", "FORMAT"
+    )
     codebook_sizes: Ints | None = setting(None, "Codes per level.", "K,K,K", shown="largest code + 1")
     offset_codes: Switch = setting(False, "Codes of a level start where the level before ends.")
     weight_column: str | None = setting(None, "Column that orders the items of one SID.", "NAME")
@@ -144,10 +154,16 @@ class BuildTrieSettings(Settings):
     on_item_conflict: Literal["error", "first", "all"] = setting("error", "An item with several SIDs.")
     memory_limit: Bytes | None = setting(None, "Build out of core within this much memory.", "SIZE")
     overwrite: Switch = setting(False, KEEP)
-    dry_run: Switch = setting(False, TRY)
+    dry_run: Switch = setting(False, "Read and check every row, and write nothing.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.codebook_sizes and min(self.codebook_sizes) < 1:
+            given = ",".join(map(str, self.codebook_sizes))
+            raise refuse(f"--codebook-sizes {given}: a level has no codes", fix="each is at least 1")
+        if self.memory_limit is not None and self.memory_limit < LEAST_MEMORY:
+            what = f"--memory-limit is {self.memory_limit:,} bytes"
+            raise refuse(what, "a batch of rows alone takes more", f"give {LEAST_MEMORY >> 20}MiB or more")
         if self.sid_column and self.sid_columns:
             raise refuse("--sid-column and --sid-columns exclude each other", fix="give the one that fits")
         if self.tokenizer and self.token_base:
@@ -191,6 +207,11 @@ class RecallSettings(EngineSettings):
     suffix: Names = setting((), "Tokens appended to each prompt, as <|sid_begin|>.", "TOK,TOK")
     executor: Literal["local", "ray"] = setting("local", "Where the units of work run.")
     on_error: Literal["reject", "fail"] = setting("reject", "What a query that cannot be served does.")
+    allow_rejects: Rejects = setting(Quota(0, False), "Rejected queries without exit code 4.", "N|PCT")
+    abort_rejects: Rejects = setting(
+        Quota(50, True), "Rejected queries that end the job, once 1,000 are done.", "N|PCT"
+    )
+    unit_rows: Count = setting(2048, "Queries that are answered and committed together.", "N")
     resume: Switch = setting(True, "Go on where an interrupted job stopped.")
     limit: Count | None = setting(None, "Read only the first N queries.", "N")
     overwrite: Switch = setting(False, KEEP)
@@ -203,9 +224,6 @@ class RecallSettings(EngineSettings):
         if self.constrained and self.trie is None:
             fix = "add --trie FILE (made by `grinf build-trie`), or --no-constrained to search all token ids"
             raise refuse("no trie given", "a constrained search needs the catalogue", fix)
-        if self.score_margin is not None and any(a < b for a, b in pairwise(self.beams)):
-            what = f"--beams {format_beams(self.beams)} grow under a score margin"
-            raise refuse(what, "a margin only narrows the beam", "give widths that do not grow")
         if not self.constrained:
             self._refuse_what_needs_a_trie()
         return self

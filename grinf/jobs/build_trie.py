@@ -1,4 +1,4 @@
-"""`grinf build-trie` without a terminal: parquet in, a verified trie file out."""
+"""`grinf build-trie` without a terminal: files of items in, a verified trie file out."""
 
 import time
 from collections import Counter
@@ -11,14 +11,26 @@ from typing import Any, Literal
 import numpy as np
 
 from grinf.config.settings import BuildTrieSettings
-from grinf.errors import DataError, StorageError, TrieFileError, UsageError
-from grinf.jobs.item_rows import BadRows, ItemColumns, ItemReader, choose_columns
-from grinf.jobs.parquet_files import find_files, open_parquet, source_of
+from grinf.errors import DataError, TrieFileError, UsageError
+from grinf.jobs import outputs
+from grinf.jobs.item_columns import ItemColumns
+from grinf.jobs.item_files import ItemFile, ParquetItems, open_items
+from grinf.jobs.item_rows import BadRows, ItemReader
+from grinf.jobs.parquet_files import find_files, source_of
 from grinf.jobs.sid_columns import Fault
-from grinf.trie import store
-from grinf.trie.build import DEFAULT_MEMORY_LIMIT, Layout, Provenance, RowStore, build_trie, working_folder
+from grinf.trie import store, view_file
+from grinf.trie.build import (
+    DEFAULT_MEMORY_LIMIT,
+    Layout,
+    Provenance,
+    RowStore,
+    SidShapes,
+    build_trie,
+    working_folder,
+)
 from grinf.trie.csr import Trie
 from grinf.trie.manifest import Source
+from grinf.trie.publish import publish
 from grinf.trie.tokens import TokenMapping, check_template, load_tokenizer, tokenizer_digest
 
 OnProgress = Callable[[str, int, int | None], None]
@@ -34,7 +46,7 @@ class BuildTrieReport:
     Attributes:
         status: `built`; `unchanged`: the output has been made from the same inputs and settings; `planned`.
         output: The trie file.
-        columns: Where ids, SIDs and weights are read.
+        columns: Where ids, SIDs and weights are read, in the first file.
         sources: The input files.
         trie: The result; None if planned.
         bad_rows: Rows that were left out.
@@ -55,8 +67,7 @@ class Plan:
     """What a build reads and writes; `fingerprint` holds all but the files that the content depends on."""
 
     settings: BuildTrieSettings
-    files: Sequence[Path]
-    columns: ItemColumns
+    files: Sequence[ItemFile]
     sources: tuple[Source, ...]
     output: Path
     fingerprint: dict[str, Any]
@@ -73,18 +84,17 @@ def run_build_trie(settings: BuildTrieSettings, on_progress: OnProgress) -> Buil
     """
     started = time.perf_counter()
     plan = _plan(settings)
-    reader = ItemReader(plan.columns, settings)
+    reader = ItemReader(settings)
     trie, status = _existing(plan), "unchanged"
     if trie is None and settings.dry_run:
+        _check(plan, reader, on_progress)
         status = "planned"
     elif trie is None:
-        try:
+        with outputs.writing(plan.output):
             trie, status = _build(plan, reader, on_progress), "built"
-        except OSError as error:
-            fix = "free some space, or choose another -o"
-            raise StorageError(f"cannot write {plan.output}", str(error), fix) from error
     seconds = time.perf_counter() - started
-    return BuildTrieReport(status, plan.output, plan.columns, plan.sources, trie, reader.bad_rows, seconds)
+    columns = plan.files[0].columns
+    return BuildTrieReport(status, plan.output, columns, plan.sources, trie, reader.bad_rows, seconds)
 
 
 def default_output(items: Path) -> Path:
@@ -94,52 +104,75 @@ def default_output(items: Path) -> Path:
 
 
 def _plan(settings: BuildTrieSettings) -> Plan:
-    files = find_files(settings.items)
-    with open_parquet(files[0]) as first:
-        columns = choose_columns(first.schema_arrow.names, settings)
+    files = _open_files(settings)
     fingerprint = {key: value for key, value in settings.spelled().items() if key not in NOT_CONTENT}
     if settings.token_template is not None and settings.tokenizer is not None:
         check_template(settings.token_template)
         load_tokenizer(settings.tokenizer)
         fingerprint["tokenizer_digest"] = tokenizer_digest(settings.tokenizer)
-    sources = tuple(map(source_of, files))
-    return Plan(
-        settings, files, columns, sources, settings.output or default_output(settings.items[0]), fingerprint
-    )
+    sources = tuple(source_of(file.path, file.num_rows) for file in files)
+    return Plan(settings, files, sources, settings.output or default_output(settings.items[0]), fingerprint)
+
+
+def _open_files(settings: BuildTrieSettings) -> list[ItemFile]:
+    """Open all files; the parquet files among them have the columns of the first one."""
+    files: list[ItemFile] = []
+    usual: ItemColumns | None = None
+    for path in find_files(settings.items):
+        files.append(open_items(path, settings, usual))
+        usual = usual or (files[-1].columns if isinstance(files[-1], ParquetItems) else None)
+    return files
 
 
 def _existing(plan: Plan) -> Trie | None:
     """The output, if it is already what would be built; None if there is nothing in the way.
 
     Raises:
-        UsageError: The output exists and is something else.
+        UsageError: The output exists and is something else, or is an input.
     """
-    if not plan.output.exists() or (plan.settings.overwrite and plan.output.is_file()):
+    beside = view_file.path_of(plan.output)
+    outputs.refuse_inputs([plan.output, beside], [file.path for file in plan.files], plan.settings.items)
+    found = outputs.existing(plan.output, lambda path: store.is_ours(path) or None, "grinf build-trie")
+    if view_file.is_in_the_way(plan.output):
+        raise UsageError(f"{beside} is in the way", "`grinf trie` did not write it", "move it away")
+    if found is None or plan.settings.overwrite:
         return None
     try:
         trie = Trie.open(plan.output)
-        made = trie.manifest
-        if _contents(made.sources) == _contents(plan.sources) and made.settings == plan.fingerprint:
-            return trie
-        why = "it was made from other inputs or settings"
     except TrieFileError as error:
-        why = error.why or error.what
-    raise UsageError(f"{plan.output} exists", why, "choose another -o, or replace it by --overwrite")
+        raise outputs.exists(plan.output, error.why or error.what) from error
+    made = trie.manifest
+    if _contents(made.sources) == _contents(plan.sources) and made.settings == plan.fingerprint:
+        return trie
+    raise outputs.exists(plan.output)
 
 
 def _contents(sources: Sequence[Source]) -> list[tuple[int, str]]:
     return sorted((source.num_bytes, source.digest) for source in sources)
 
 
+def _check(plan: Plan, reader: ItemReader, on_progress: OnProgress) -> None:
+    """Read all rows for nothing but their faults."""
+    shapes = SidShapes()
+    _read(plan, reader, shapes, on_progress)
+    _token_maker(plan.settings, _choose_layout(shapes, reader, plan.settings))
+
+
+def _read(plan: Plan, reader: ItemReader, into: SidShapes, on_progress: OnProgress) -> None:
+    total = sum(source.rows for source in plan.sources)
+    for file in plan.files:
+        for batch in reader.read(file):
+            into.add(batch)
+            on_progress("read", reader.rows_read, total)
+    reader.refuse_settings()
+
+
 def _build(plan: Plan, reader: ItemReader, on_progress: OnProgress) -> Trie:
-    settings, total = plan.settings, sum(source.rows for source in plan.sources)
+    settings = plan.settings
     memory_limit = settings.memory_limit or DEFAULT_MEMORY_LIMIT
     with working_folder(plan.output) as folder:
         rows = RowStore(folder, memory_limit)
-        for path in plan.files:
-            for batch in reader.read(path):
-                rows.add(batch)
-                on_progress("read", reader.rows_read, total)
+        _read(plan, reader, rows, on_progress)
         layout = _choose_layout(rows, reader, settings)
         dropped = dict(sorted(reader.bad_rows.counts.items()))
         built = build_trie(
@@ -152,11 +185,13 @@ def _build(plan: Plan, reader: ItemReader, on_progress: OnProgress) -> Trie:
             provenance=Provenance(plan.sources, plan.fingerprint, reader.rows_read, dropped),
             on_progress=on_progress,
         )
-        store.publish(built, plan.output)
+        with view_file.locked(plan.output):
+            publish(built, plan.output)
+            view_file.path_of(plan.output).unlink(missing_ok=True)  # They were of the trie before.
     return Trie.open(plan.output, verify=False)
 
 
-def _choose_layout(rows: RowStore, reader: ItemReader, settings: BuildTrieSettings) -> Layout:
+def _choose_layout(rows: SidShapes, reader: ItemReader, settings: BuildTrieSettings) -> Layout:
     """Settle depth and codebook sizes once all rows are known.
 
     Raises:

@@ -15,11 +15,13 @@ import pyarrow.parquet as pq
 
 from grinf.config.settings import MakeSidsSettings
 from grinf.errors import DataError, UsageError
-from grinf.jobs.bench.run_dir import replacing
+from grinf.jobs import outputs
+from grinf.jobs.arrow_types import is_list
 from grinf.jobs.extras import require
-from grinf.jobs.item_rows import ITEM_NAMES
-from grinf.jobs.parquet_files import find_files, open_parquet, source_of
+from grinf.jobs.item_columns import ITEM_NAMES
+from grinf.jobs.parquet_files import columns_of, find_files, open_parquet, refuse_bad_text, source_of
 from grinf.jobs.residual_kmeans import SidQuality, measure_sids, residual_kmeans
+from grinf.trie.publish import replacing
 
 OnProgress = Callable[[str, int, int | None], None]
 
@@ -56,38 +58,45 @@ def run_make_sids(settings: MakeSidsSettings, on_progress: OnProgress) -> MakeSi
         EnvironmentFault: scikit-learn is not installed.
         UsageError: Inputs or columns that do not fit, or an output that exists and is something else.
         DataError: A vector that is null, of another length or not finite, or SIDs that cannot be unique.
+        StorageError: The output cannot be written.
     """
     started = time.perf_counter()
     require("sids", "sklearn")
     files = find_files(settings.embeddings)
     with open_parquet(files[0]) as first:
-        names = first.schema_arrow.names
+        names = columns_of(files[0], first)
     item = _column(names, settings.item_column, "--item-column", ITEM_NAMES)
     embedding = _column(names, settings.embedding_column, "--embedding-column", EMBEDDING_NAMES)
     output = settings.output or Path(f"{settings.embeddings[0].stem}.sids.parquet")
     made_from = _made_from(settings, files)
+    outputs.refuse_inputs([output], files, settings.embeddings)
     status: Literal["made", "unchanged", "planned"] = "planned" if settings.dry_run else "made"
     if _is_made(output, made_from, overwrite=settings.overwrite):
         status = "unchanged"
     quality, vectors = None, np.empty((0, 0), np.float32)
-    if status == "made":
+    if status != "unchanged":
         table, vectors = _read(files, item, embedding)
-        sids = residual_kmeans(
-            vectors,
-            settings.levels,
-            settings.codebook_size,
-            settings.seed,
-            balanced=settings.balanced,
-            unique=settings.unique,
-            on_level=lambda done: on_progress("cluster", done, settings.levels),
-        ).codes
-        quality = measure_sids(sids)
-        table = table.append_column("sid", pa.array(list(sids), pa.list_(pa.int32())))
-        with replacing(output) as temporary:
-            metadata = {MADE_FROM: json.dumps(made_from).encode()}
-            pq.write_table(table.replace_schema_metadata(metadata), temporary, compression="zstd")
+        if not settings.dry_run:
+            sids = residual_kmeans(
+                vectors,
+                settings.levels,
+                settings.codebook_size,
+                settings.seed,
+                balanced=settings.balanced,
+                unique=settings.unique,
+                on_level=lambda done: on_progress("cluster", done, settings.levels),
+            ).codes
+            quality = measure_sids(sids)
+            _write(output, table, sids, made_from)
     seconds = time.perf_counter() - started
     return MakeSidsReport(status, output, item, embedding, len(vectors), vectors.shape[1], quality, seconds)
+
+
+def _write(output: Path, table: pa.Table, sids: np.ndarray, made_from: dict[str, Any]) -> None:
+    table = table.append_column("sid", pa.array(list(sids), pa.list_(pa.int32())))
+    with outputs.writing(output), replacing(output) as temporary:
+        metadata = {MADE_FROM: json.dumps(made_from).encode()}
+        pq.write_table(table.replace_schema_metadata(metadata), temporary, compression="zstd")
 
 
 def _column(names: Sequence[str], given: str | None, flag: str, usual: Sequence[str]) -> str:
@@ -114,18 +123,20 @@ def _is_made(output: Path, made_from: dict[str, Any], *, overwrite: bool) -> boo
     Raises:
         UsageError: It is something else, and must not be replaced.
     """
-    if not output.exists():
-        return False
+    found = outputs.existing(output, _note, "grinf make-sids")
+    if found is None or found == made_from:
+        return found is not None
+    if not overwrite:
+        raise outputs.exists(output)
+    return False
+
+
+def _note(path: Path) -> dict[str, Any] | None:
+    """What SIDs were made from; None: the file says nothing of it."""
     try:
-        found = (pq.read_schema(output).metadata or {}).get(MADE_FROM)
-    except (pa.ArrowException, OSError):
-        found = None
-    if found is not None and json.loads(found) == made_from:
-        return True
-    if overwrite and not output.is_dir():
-        return False
-    why = "it was made from other inputs or settings" if found else "`grinf make-sids` did not write it"
-    raise UsageError(f"{output} exists", why, "choose another -o, or replace it by --overwrite")
+        return json.loads((pq.read_schema(path).metadata or {})[MADE_FROM])
+    except (pa.ArrowException, OSError, KeyError, ValueError):
+        return None
 
 
 def _read(files: Sequence[Path], item: str, embedding: str) -> tuple[pa.Table, np.ndarray]:
@@ -134,10 +145,12 @@ def _read(files: Sequence[Path], item: str, embedding: str) -> tuple[pa.Table, n
     vectors: list[np.ndarray] = []
     for path in files:
         with open_parquet(path) as file:
+            columns_of(path, file)
             table = file.read()
         for name in (item, embedding):
             if name not in table.column_names:
                 raise UsageError(f"{path} has no column {name!r}", f"it has: {', '.join(table.column_names)}")
+        refuse_bad_text(path, table[item])
         vectors.append(_vectors(path, table[embedding], vectors[0].shape[1] if vectors else None))
         tables.append(table.drop_columns([name for name in (embedding, "sid") if name in table.column_names]))
     try:
@@ -149,8 +162,8 @@ def _read(files: Sequence[Path], item: str, embedding: str) -> tuple[pa.Table, n
 def _vectors(path: Path, column: pa.ChunkedArray, dim: int | None) -> np.ndarray:
     """Read a column of vectors; `dim` is the length of those before, if there are any."""
     kind = column.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+    number = kind.value_type if is_list(kind) else pa.null()
+    if not pa.types.is_floating(number) and not pa.types.is_integer(number):
         raise UsageError(
             f"{path}: the embedding column is of type {kind}", fix="vectors are lists of numbers"
         )

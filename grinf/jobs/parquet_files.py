@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from grinf.errors import DataError, UsageError
+from grinf.jobs.arrow_types import bad_text, shown
 from grinf.trie.manifest import Source
 
 READ_BUFFER_BYTES = 1 << 20
@@ -42,8 +43,13 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 def _files_in(folder: Path) -> list[Path]:
     """Parquet files below a folder; names that start with _ or . are not data."""
-    files = [file for file in folder.rglob("*") if file.suffix in (".parquet", ".pq")]
-    return [file for file in files if not any(part[0] in "_." for part in file.relative_to(folder).parts)]
+    return [file for file in folder.rglob("*") if is_data(file, folder)]
+
+
+def is_data(file: Path, folder: Path) -> bool:
+    """Whether a file below a folder, which need not exist, is read with it."""
+    is_hidden = any(part[0] in "_." for part in file.relative_to(folder).parts)
+    return file.suffix in (".parquet", ".pq") and not is_hidden
 
 
 def open_parquet(path: Path) -> pq.ParquetFile:
@@ -58,11 +64,42 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         raise DataError(f"{path} is not readable as parquet", str(error).splitlines()[0]) from error
 
 
-def source_of(path: Path) -> Source:
-    """Describe a file by size, rows and digest of its bytes."""
+def columns_of(path: Path, file: pq.ParquetFile) -> list[str]:
+    """Names of the columns.
+
+    Raises:
+        DataError: Two columns have one name, or a name is no text.
+    """
+    try:
+        names: list[str] = file.schema_arrow.names
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} has a column whose name is not UTF-8: {error.object!r}") from error
+    if len(set(names)) < len(names):
+        raise DataError(f"{path} has columns of the same name", ", ".join(names), "rename all but one")
+    return names
+
+
+def refuse_bad_text(path: Path, ids: pa.Array | pa.ChunkedArray, first_row: int = 0) -> None:
+    """Refuse item ids that are no text.
+
+    Raises:
+        DataError: Names the row of the first one; `first_row` is that of the column.
+    """
+    for row in bad_text(ids)[:1].tolist():
+        what = f"{path} row {first_row + row} ({shown(ids[row])[:80]}): the item id is not UTF-8"
+        raise DataError(what, fix="correct or remove it")
+
+
+def source_of(path: Path, num_rows: int | None = None) -> Source:
+    """Describe a file by size, rows (those of a parquet file, unless given) and digest of its bytes."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             digest.update(block)
-    with open_parquet(path) as opened:
-        return Source(str(path), path.stat().st_size, opened.metadata.num_rows, digest.hexdigest())
+    rows = _rows_of(path) if num_rows is None else num_rows
+    return Source(str(path), path.stat().st_size, rows, digest.hexdigest())
+
+
+def _rows_of(path: Path) -> int:
+    with open_parquet(path) as file:
+        return file.metadata.num_rows

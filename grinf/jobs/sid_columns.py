@@ -21,11 +21,13 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from grinf.errors import UsageError
+from grinf.jobs.arrow_types import is_list, is_text, plain, plain_type
+from grinf.jobs.item_columns import ONLY_LEVEL
 
 MAX_LEVELS = 16
 MAX_CODE = 2**31 - 1
 SAMPLE = 1000
-FORMATS = "auto, codes, tokens, packed:KxL, or regex:PATTERN with one group per level"
+FORMATS = "auto, codes, tokens, token-ids, packed:KxL, or regex:PATTERN with one group per level"
 
 
 class Fault(IntEnum):
@@ -41,6 +43,9 @@ class Fault(IntEnum):
     WRONG_DEPTH = 7
     NULL_ITEM = 8
     BAD_WEIGHT = 9
+    BAD_RECORD = 10
+    BAD_ITEM = 11
+    NOT_UTF8 = 12
 
     @property
     def reason(self) -> str:
@@ -58,6 +63,9 @@ _REASONS = {
     Fault.WRONG_DEPTH: "SID has another number of codes",
     Fault.NULL_ITEM: "item id is null",
     Fault.BAD_WEIGHT: "weight is null or NaN",
+    Fault.BAD_RECORD: "it is no JSON object, or has a name twice",
+    Fault.BAD_ITEM: "item id is no text or int64, or not of the type of most ids",
+    Fault.NOT_UTF8: "text is not UTF-8",
 }
 
 
@@ -75,18 +83,23 @@ class ReadSids:
 
 
 class SidReader:
-    """Reads SIDs of one catalogue; the form of texts is found in the first batch and kept.
+    """Reads SIDs of one catalogue; its texts have one spelling, whatever their order.
 
     Args:
         sid_format: `--sid-format`.
+        is_mixed: Whether each text may have a spelling of its own: for SIDs that are then looked up.
     """
 
-    def __init__(self, sid_format: str = "auto") -> None:
+    def __init__(self, sid_format: str = "auto", *, is_mixed: bool = False) -> None:
+        self._is_mixed = is_mixed
         self.packed = _parse_packed(sid_format)
         self._format = "packed" if self.packed else sid_format
-        self._patterns: list[str] = []  # The usual depth first, then the most that a text may have.
+        self._pattern = ""
+        self._possible = self._spellings = _SPELLINGS.get(sid_format, ())
+        self._example = ""
+        self._unread: tuple[str, str] | None = None
         if sid_format.startswith("regex:"):
-            self._format, self._patterns = "regex", [_name_groups(sid_format[len("regex:") :])]
+            self._format, self._pattern = "regex", _name_groups(sid_format[len("regex:") :])
         elif self._format not in ("auto", "codes", "tokens", "packed"):
             raise UsageError(f"--sid-format {sid_format!r} is unknown", fix=f"use {FORMATS}")
 
@@ -98,27 +111,41 @@ class SidReader:
             names: Their names, for messages.
 
         Raises:
-            UsageError: A type that cannot hold SIDs, or texts of unknown form.
+            UsageError: A type that cannot hold SIDs, or texts of several spellings.
         """
-        columns = [_plain(column) for column in columns]
+        columns = [plain(column) for column in columns]
         kinds = [column.type for column in columns]
         kind, is_one = kinds[0], len(columns) == 1
         if all(map(types.is_null, kinds)):
             return _all_null(len(columns[0]))
-        if all(map(_is_text, kinds)):
+        if all(map(is_text, kinds)) and not self.packed:
             texts = columns[0] if is_one else pc.binary_join_element_wise(*columns, self._joint)
             return self._read_texts(texts, texts.is_null(), names[0])
         if is_one and self.packed and types.is_integer(kind):
             return _read_packed(columns[0], *self.packed)
-        if all(map(types.is_integer, kinds)) and (not is_one or self._format == "codes"):
+        is_level = not is_one or self._format == "codes" or ONLY_LEVEL.fullmatch(names[0]) is not None
+        if all(map(types.is_integer, kinds)) and is_level:
             return _read_level_columns(columns)
-        if is_one and _is_list(kind) and types.is_integer(kind.value_type):
+        if is_one and is_list(kind) and types.is_integer(kind.value_type):
             return _read_lists(columns[0])
-        if is_one and _is_list(kind) and (_is_text(kind.value_type) or types.is_dictionary(kind.value_type)):
+        if is_one and is_list(kind) and is_text(plain_type(kind.value_type)) and not self.packed:
             return self._read_texts(_join_lists(columns[0], self._joint), columns[0].is_null(), names[0])
         why = "integers of one column are codes of one level, or packed" if types.is_integer(kind) else ""
-        fix = f"set --sid-format: {FORMATS}"
+        is_float = any(types.is_floating(each.value_type if is_list(each) else each) for each in kinds)
+        fix = "cast the codes to integers" if is_float else f"set --sid-format: {FORMATS}"
         raise UsageError(f"column {names[0]!r} of type {kind} holds no SIDs", why, fix)
+
+    def refuse_unread(self) -> None:
+        """Refuse a catalogue whose texts have all been unreadable: it is not the rows.
+
+        Raises:
+            UsageError: Names one of them.
+        """
+        if self._unread is not None and not self._example:
+            name, text = self._unread
+            what = f"column {name!r} holds no SIDs that can be read: its first value is {text!r}"
+            fix = r"write --sid-format 'regex:<a_(\d+)><b_(\d+)>', with one group per level"
+            raise UsageError(what, f"--sid-format is {self._format}", fix)
 
     @property
     def _joint(self) -> str:
@@ -126,37 +153,60 @@ class SidReader:
         return "" if self._format == "regex" else " "
 
     def _read_texts(self, texts: pa.Array, is_null: pa.Array, name: str) -> ReadSids:
-        self._patterns = self._patterns or _find_patterns(texts, self._format, name)
-        if not self._patterns:
-            return _all_null(len(texts))
         null_rows = is_null.to_numpy(zero_copy_only=False)
-        found = _extract(texts, self._patterns[0])
-        if found.null_count > null_rows.sum():
-            found = _extract(texts, self._patterns[-1])
-        codes = np.stack([_to_codes(found.field(level)) for level in range(found.type.num_fields)], axis=1)
-        fault = np.zeros(len(codes), np.uint8)
-        fault[~found.is_valid().to_numpy(zero_copy_only=False) | (codes < -1).any(1)] = Fault.UNREADABLE
+        if null_rows.all():
+            return _all_null(len(texts))
+        patterns = [self._pattern]
+        if self._format != "regex":
+            patterns = self._find_patterns(texts.filter(pa.array(~null_rows)), name)
+        levels = max((pattern.count("(?P<") for pattern in patterns), default=1)
+        codes = np.full((len(texts), levels), -1, np.int64)
+        fault = np.full(len(texts), Fault.UNREADABLE, np.uint8)
+        for pattern in patterns:  # Each reads what those before could not.
+            if (is_left := (fault == Fault.UNREADABLE) & ~null_rows).any():
+                found = _extract(texts, pattern)
+                part = [_to_codes(found.field(level)) for level in range(found.type.num_fields)]
+                read = np.stack(part, axis=1)
+                is_left &= found.is_valid().to_numpy(zero_copy_only=False) & (read >= -1).all(1)
+                codes[is_left, : read.shape[1]] = read[is_left]
+                fault[is_left] = Fault.NONE
         fault[null_rows] = Fault.NULL_SID
         deepest = int((codes >= 0).sum(1).max(initial=1))
         return ReadSids(codes[:, :deepest], fault)
 
+    def _find_patterns(self, texts: pa.Array, name: str) -> list[str]:
+        """Patterns of the spellings of some texts; texts that have none are bad rows, no more.
+
+        The spellings that all texts so far have are kept: a text of several means the same SID in each.
+
+        Raises:
+            UsageError: Texts that have no spelling in common.
+        """
+        matches = [_matches(texts, form) for form in self._spellings]
+        has_one = np.logical_or.reduce(matches)
+        if has_one.any():
+            self._example = self._example or texts[int(has_one.argmax())].as_py()
+        elif self._unread is None:
+            self._unread = (name, texts[0].as_py())
+        pairs = list(zip(self._spellings, matches, strict=True))
+        if self._is_mixed:
+            return [form(MAX_LEVELS) for form, fits in pairs if fits.any()]
+        others = [form for form in self._possible if form not in self._spellings]
+        unread = texts.filter(pa.array(~has_one))
+        is_other = np.any([_matches(unread, form) for form in others], axis=0)
+        kept = [form for form, fits in pairs if fits[has_one].all()]
+        if np.any(is_other) or not kept:
+            apart = max(int(np.argmax(has_one & ~fits)) for fits in matches)
+            other = unread[int(np.argmax(is_other))] if np.any(is_other) else texts[apart]
+            what = f"column {name!r} spells SIDs in two ways: {self._example!r} and {other.as_py()!r}"
+            fix = "write them alike, or say by --sid-format which are SIDs: the others are then bad rows"
+            raise UsageError(what, "a text of another spelling may mean another SID", fix)
+        self._spellings = tuple(kept)
+        return [kept[0](_depth(texts, kept[0])), kept[0](MAX_LEVELS)]
+
 
 def _all_null(rows: int) -> ReadSids:
     return ReadSids(np.zeros((rows, 1), np.int64), np.full(rows, Fault.NULL_SID, np.uint8))
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    """Undo encodings that few functions of Arrow take."""
-    column = column.dictionary_decode() if types.is_dictionary(column.type) else column
-    return column.cast(pa.large_string()) if types.is_string_view(column.type) else column
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return types.is_nested(kind) and hasattr(kind, "value_type")
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
 def _read_lists(lists: pa.Array) -> ReadSids:
@@ -219,26 +269,9 @@ def _parse_packed(sid_format: str) -> tuple[int, int] | None:
 def _join_lists(lists: pa.Array, joint: str) -> pa.Array:
     """Join the texts of each list; a list with a null in it gives null, a null list an empty text."""
     depth = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
-    texts = _plain(pc.list_flatten(lists))
+    texts = plain(pc.list_flatten(lists))
     offsets = pa.array(np.append(0, np.cumsum(depth)), pa.int32())
     return pc.binary_join(pa.ListArray.from_arrays(offsets, texts.cast(pa.string())), joint)
-
-
-def _find_patterns(texts: pa.Array, sid_format: str, name: str) -> list[str]:
-    """Patterns, for the usual depth and for any, of the form that most texts have; none if all are null."""
-    sample = texts.drop_null().slice(0, SAMPLE)
-    forms = {"auto": _TOKENS + _CODES, "tokens": _TOKENS, "codes": _CODES}.get(sid_format, ())
-    hits = [pc.sum(pc.match_substring_regex(sample, form(MAX_LEVELS))).as_py() or 0 for form in forms]
-    if not len(sample):
-        return []
-    if not any(hits):
-        what = f"column {name!r} holds no SIDs that can be read: its first value is {sample[0].as_py()!r}"
-        fix = r"write --sid-format 'regex:<a_(\d+)><b_(\d+)>', with one group per level"
-        raise UsageError(what, f"--sid-format is {sid_format}", fix)
-    form = forms[hits.index(max(hits))]
-    found = _extract(sample, form(MAX_LEVELS)).drop_null()
-    depth = sum(pc.any(pc.not_equal(found.field(level), "")).as_py() for level in range(MAX_LEVELS))
-    return [form(depth), form(MAX_LEVELS)]
 
 
 Form = Callable[[int], str]
@@ -268,6 +301,22 @@ _JOINTS = (*(rf"\s*{re.escape(mark)}\s*" for mark in "-,_:;/|."), r"\s+")
 _CODES: tuple[Form, ...] = tuple(
     _form(lambda level: _NUMBER, joint, r"\s*[\[(]?\s*{}\s*[\])]?\s*") for joint in _JOINTS
 )
+
+
+_SPELLINGS = {"auto": _TOKENS + _CODES, "tokens": _TOKENS, "codes": _CODES}
+
+
+def _matches(texts: pa.Array, form: Form) -> np.ndarray:
+    """Which texts have a spelling, bool [n]."""
+    fits = pc.match_substring_regex(texts, form(MAX_LEVELS))
+    return pc.fill_null(fits, False).to_numpy(zero_copy_only=False)
+
+
+def _depth(texts: pa.Array, form: Form) -> int:
+    """Codes of the deepest of the first few texts: a pattern for so many is quicker than one for any."""
+    found = _extract(texts.slice(0, SAMPLE), form(MAX_LEVELS)).drop_null()
+    depth = sum(bool(pc.any(pc.not_equal(found.field(level), "")).as_py()) for level in range(MAX_LEVELS))
+    return max(depth, 1)
 
 
 def _name_groups(pattern: str) -> str:

@@ -1,8 +1,6 @@
 """Looking into a trie file: is it sound, what is where, and the catalogue back as parquet."""
 
-import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from grinf.errors import StorageError, UsageError
+from grinf.errors import UsageError
+from grinf.jobs import outputs
 from grinf.jobs.sid_columns import Fault, SidReader
-from grinf.trie import store
+from grinf.trie import store, view_file
 from grinf.trie.csr import Trie
+from grinf.trie.publish import replacing
 
 OnProgress = Callable[[str, int, int | None], None]
 EXPORT_LEAVES = 1 << 18
+EXPORTED = b"grinf.trie_export"
+"""Key of an export's metadata, with the version of the trie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +42,18 @@ class Found:
 
 
 def verify_trie(path: Path) -> list[TensorCheck]:
-    """Compare every tensor of a file with its digest.
+    """Compare every tensor of a file, and of the views beside it, with its digest.
 
     Raises:
-        TrieFileError: The file is not a whole trie, so that there is nothing to compare.
+        TrieFileError: A file is not whole, so that there is nothing to compare.
     """
+    stored, damaged_views = view_file.inspect(path)
     manifest, arrays = store.read(path, verify=False)
-    damaged = store.damaged_tensors(manifest, arrays)
+    damaged = set(store.damaged_tensors(manifest, arrays))
+    damaged |= set(arrays) if "header" in damaged else set(damaged_views)
     return [
-        TensorCheck(name, array.dtype.name, len(array), array.nbytes, not {name, "header"} & set(damaged))
-        for name, array in arrays.items()
+        TensorCheck(name, array.dtype.name, len(array), array.nbytes, name not in damaged)
+        for name, array in (*arrays.items(), *(stored.tensors.items() if stored else ()))
     ]
 
 
@@ -61,7 +65,7 @@ def lookup_sids(trie: Trie, texts: Sequence[str]) -> list[Found]:
     """
     found: list[Found] = []
     for text in texts:
-        read = SidReader().read([pa.array([text])], ["--sid"])
+        read = SidReader().read([pa.array([text.encode(errors="replace").decode()])], ["--sid"])
         codes = read.codes[0][read.codes[0] >= 0]
         if read.fault[0] != Fault.NONE or len(codes) > trie.levels:
             raise UsageError(f"--sid {text!r} is no SID of {trie.levels} codes", fix="write it as 3-9-1")
@@ -72,7 +76,7 @@ def lookup_sids(trie: Trie, texts: Sequence[str]) -> list[Found]:
 
 
 def lookup_items(trie: Trie, texts: Sequence[str]) -> list[Found]:
-    """Find the SIDs of items.
+    """Find the SIDs of items; a deleted item has none.
 
     Raises:
         UsageError: A text that is no item id of this catalogue's type.
@@ -84,45 +88,55 @@ def lookup_items(trie: Trie, texts: Sequence[str]) -> list[Found]:
             rows, _ = trie.rows_of_items([item_id])
         except (ValueError, OverflowError) as error:
             raise UsageError(f"--item {text!r} is no item id", "the catalogue's ids are integers") from error
-        sids = [[code for code in sid if code >= 0] for sid in trie.sids(trie.leaf_of_rows(rows)).tolist()]
+        leaves = trie.leaf_of_rows(rows[~trie.is_deleted(rows)])
+        sids = [[code for code in sid if code >= 0] for sid in trie.sids(leaves).tolist()]
         found += [Found(sid, [item_id]) for sid in sids or [[]]]
     return found
 
 
-def export_trie(path: Path, output: Path, *, overwrite: bool, on_progress: OnProgress) -> int:
+def export_trie(
+    path: Path, output: Path, *, overwrite: bool, on_progress: OnProgress, dry_run: bool = False
+) -> int:
     """Write the catalogue as parquet, one row per SID in order: lists `sid`, `item_id`, and `weight` if any.
 
+    Deleted items are left out, and SIDs that had no others.
+
     Returns:
-        Rows written.
+        Rows written; 0 with `dry_run`, which only looks whether they can be.
 
     Raises:
-        UsageError: The output exists.
+        UsageError: The output exists, or is the trie.
         TrieFileError: The trie cannot be read.
         StorageError: The output cannot be written.
     """
-    if output.exists() and not overwrite:
-        raise UsageError(f"{output} exists", fix="choose another -o, or replace it by --overwrite")
-    trie = Trie.open(path)
-    unnamed = output.with_name(f"{output.name}.tmp-{os.getpid()}")
+    trie, written = Trie.open(path), 0
+    outputs.refuse_inputs([output], [path, view_file.path_of(path)])
+    if outputs.existing(output, _exported, "grinf trie export") is not None and not overwrite:
+        raise outputs.exists(output, "it was exported before")
+    if dry_run:
+        return 0
+    schema = _sid_rows(trie, 0, 0).schema.with_metadata({EXPORTED: trie.version})
+    with outputs.writing(output), replacing(output) as unnamed, pq.ParquetWriter(unnamed, schema) as writer:
+        for start in range(0, trie.num_leaves, EXPORT_LEAVES):
+            rows = _sid_rows(trie, start, min(start + EXPORT_LEAVES, trie.num_leaves))
+            writer.write_batch(rows)
+            written += rows.num_rows
+            on_progress("export", start, trie.num_leaves)
+    return written
+
+
+def _exported(path: Path) -> bytes | None:
+    """Version of the trie that a file was exported from; None: it is no export."""
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        starts = range(0, trie.num_leaves, EXPORT_LEAVES)
-        with pq.ParquetWriter(unnamed, _sid_rows(trie, 0, 0).schema) as writer:
-            for start in starts:
-                writer.write_batch(_sid_rows(trie, start, min(start + EXPORT_LEAVES, trie.num_leaves)))
-                on_progress("export", start, trie.num_leaves)
-        store.publish(unnamed, output)
-    except OSError as error:
-        fix = "free some space, or choose another -o"
-        raise StorageError(f"cannot write {output}", str(error), fix) from error
-    finally:
-        with suppress(FileNotFoundError):
-            unnamed.unlink()
-    return trie.num_leaves
+        return (pq.read_schema(path).metadata or {}).get(EXPORTED)
+    except (pa.ArrowException, OSError):
+        return None
 
 
 def _sid_rows(trie: Trie, start: int, end: int) -> pa.RecordBatch:
     leaves = np.arange(start, end)
+    if trie.deleted is not None:
+        leaves = leaves[np.diff(trie.item_rows(leaves)[1]) > 0]
     sids = trie.sids(leaves)
     rows, offsets = trie.item_rows(leaves)
     columns = {

@@ -23,6 +23,7 @@ class Engine:
         max_context: Longest prompt, tokens.
         levels: Tokens per SID.
         vocab_rows: Valid token ids are below this.
+        max_batch: Requests of one batch at most.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class Engine:
         self._scheduler = Scheduler(capacity, policy)
         self._ledger = Ledger(capacity.num_pages, capacity.page_size, capacity.num_slots)
         self._pending: deque[tuple[Pending, list[Request]]] = deque()
-        self.max_context, self.levels, self.vocab_rows = (
+        self.max_context, self.levels, self.vocab_rows, self.max_batch = (
             capacity.max_context,
             capacity.levels,
             capacity.vocab_rows,
+            capacity.max_batch,
         )
 
     @classmethod
@@ -80,16 +82,18 @@ class Engine:
         self._scheduler.add(request)
 
     def step(self) -> list[RecallResult]:
-        """Run one tick: return what has finished, then enqueue at most one batch.
+        """Run one tick: return what has finished, or else enqueue at most one batch.
 
-        Only when nothing can be enqueued does it wait for results that are on their way.
+        Finished results never wait behind a batch, since to enqueue one may wait for the device. Only when
+        nothing can be enqueued does it wait for results that are on their way.
         """
-        results = self._take_ready()
+        if results := self._take_ready():
+            return results
         batch = self._scheduler.next_batch(self._ledger)
         if batch is None:
-            return results or self._take_oldest()
+            return self._take_oldest()
         self._run(batch)
-        return results
+        return []
 
     def run(self, requests: Iterable[Request]) -> Iterator[RecallResult]:
         """Serve requests, pulling them lazily; results come in order of completion.
@@ -107,7 +111,7 @@ class Engine:
                 try:
                     self.submit(request)
                 except RowError as error:
-                    yield self._failed(request, error)
+                    yield self._failed(request, error.kept())
             yield from self.step()
 
     def describe(self) -> dict[str, Any]:
@@ -125,16 +129,16 @@ class Engine:
         self.close()
 
     def _run(self, batch: Batch) -> None:
-        now = self._clock()
-        if batch.phase == "prefill":
+        now, is_prefill = self._clock(), batch.phase == "prefill"
+        if is_prefill:
             for request in batch.requests:
                 request.timeline.admitted_ns = now
-        mark = getattr(self._backend, batch.phase)(batch)
+        mark = self._backend.prefill(batch) if is_prefill else self._backend.decode(batch)
         widths = self._backend.widths(batch.requests) if self._scheduler.needs_widths(batch) else None
         now = self._clock()
         for request in batch.requests:
             request.marks.append(mark)
-            if batch.phase == "prefill":
+            if is_prefill:
                 request.timeline.prefilled_ns = now
             else:
                 request.timeline.step_ns.append(now)
@@ -167,7 +171,14 @@ class Engine:
             return self._failed(
                 request, RowError("non_finite", beams.fault, "the checkpoint is broken, or overflows")
             )
-        return RecallResult(request.request_id, beams.sids, beams.scores, beams.leaves, request.timeline)
+        return RecallResult(
+            request.request_id,
+            beams.sids,
+            beams.scores,
+            beams.leaves,
+            request.timeline,
+            sid_mass=beams.sid_mass,
+        )
 
     def _failed(self, request: Request, error: RowError) -> RecallResult:
         request.status = RequestStatus.FAILED

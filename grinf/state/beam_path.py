@@ -19,6 +19,7 @@ class BeamPath:
         cum: float32 [slots + 1, W_max], score so far, nats.
         node: int32 [slots + 1, W_max], trie node, 0 = root.
         width: int32 [slots + 1], live beams.
+        mass: float32 [slots + 1], probability of the codes of level 0, where it is asked for.
     """
 
     def __init__(self, num_slots: int, levels: int, max_width: int, device: torch.device) -> None:
@@ -31,6 +32,7 @@ class BeamPath:
         self.cum = pool(max_width, dtype=torch.float32)
         self.node = pool(max_width)
         self.width = pool()
+        self.mass = pool(dtype=torch.float32)
 
     def start(self, slot: Tensor) -> None:
         """Give each request of int32 [B] one beam at the root: what a prefill searches from."""

@@ -106,6 +106,7 @@ class RecallResult:
         leaves: int64 [n], row of each SID in the trie's item index; None without a trie.
         timeline: Host times of the request.
         error: Why the request has no answer; then the arrays are empty.
+        sid_mass: Probability of all codes of level 0 together; None: it was not asked for.
     """
 
     request_id: int
@@ -114,6 +115,7 @@ class RecallResult:
     leaves: "np.ndarray | None"
     timeline: Timeline
     error: "RowError | None" = None
+    sid_mass: float | None = None
 
     @property
     def beams_returned(self) -> int:

@@ -35,6 +35,7 @@ MakeTokens = Callable[[Sequence[np.ndarray]], TokenMapping]
 """Takes, per level, bool [K_l] of the codes that occur."""
 
 DEFAULT_MEMORY_LIMIT = 4 << 30
+MAX_CODES = 1 << 24
 RUN_SHARE = 6
 """Memory limit over the bytes of a run: a sort takes about four times its run, beside a spool or two."""
 
@@ -62,10 +63,21 @@ class ItemRows:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Shape of the SIDs: codes per level, and the token that ends short ones, if there are any."""
+    """Shape of the SIDs: codes per level, and the token that ends short ones, if there are any.
+
+    Raises:
+        DataError: More codes than a model can have tokens for; tables are as large as their number.
+    """
 
     codebook_sizes: tuple[int, ...]
     end_token: str | None = None
+
+    def __post_init__(self) -> None:
+        if (total := sum(self.codebook_sizes)) > MAX_CODES:
+            size, level = max((size, level) for level, size in enumerate(self.codebook_sizes))
+            what = f"level {level} has codes up to {size - 1:,}, {total:,} codes in all"
+            fix = "give --codebook-sizes K,K,K: rows with larger codes are then named"
+            raise DataError(what, f"no model has token ids for more than {MAX_CODES:,}", fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +90,38 @@ class Provenance:
     rows_dropped: dict[str, int] = field(default_factory=dict[str, int])
 
 
-class RowStore:
-    """Rows as they are read: depth and codebook sizes may be known only after the last one.
+class SidShapes:
+    """What the SIDs of some rows are like: depth and codebook sizes may be known only after the last one.
 
     Attributes:
         rows_of_depth: Rows by number of codes.
         largest: Largest code of each level, by number of codes.
     """
 
-    def __init__(self, folder: Path, memory_limit: int = DEFAULT_MEMORY_LIMIT) -> None:
+    def __init__(self) -> None:
         self.rows_of_depth: dict[int, int] = {}
         self.largest: dict[int, np.ndarray] = {}
-        self._spool = Spool(folder / "rows", memory_limit // RUN_SHARE)
 
     def add(self, rows: ItemRows) -> None:
         """Take rows, at least one."""
-        depth, is_code = rows.depth(), rows.codes >= 0
+        depth = rows.depth()
         for levels in np.flatnonzero(np.bincount(depth)).tolist():
             of_depth = rows.codes[depth == levels, :levels]
             self.rows_of_depth[levels] = self.rows_of_depth.get(levels, 0) + len(of_depth)
             self.largest[levels] = np.maximum(self.largest.get(levels, 0), of_depth.max(0))
+
+
+class RowStore(SidShapes):
+    """Rows as they are read, in files until all are there."""
+
+    def __init__(self, folder: Path, memory_limit: int = DEFAULT_MEMORY_LIMIT) -> None:
+        super().__init__()
+        self._spool = Spool(folder / "rows", memory_limit // RUN_SHARE)
+
+    def add(self, rows: ItemRows) -> None:
+        """Keep rows, at least one."""
+        super().add(rows)
+        depth, is_code = rows.depth(), rows.codes >= 0
         offsets = pa.array(np.append(0, np.cumsum(depth)), pa.int32())
         columns = {"sid": pa.ListArray.from_arrays(offsets, rows.codes[is_code]), "id": rows.ids}
         if rows.weights is not None:
@@ -147,7 +171,7 @@ def build_trie(
     provenance: Provenance = Provenance(),
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> Path:
-    """Build a trie file in a working folder and read it back; `store.publish` gives it its name.
+    """Build a trie file in a working folder and read it back; `publish` gives it its name.
 
     Args:
         rows: The catalogue; used up. Rows of another depth than the layout's are left out.

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from grinf.errors import CapacityError, DataError, UsageError
-from grinf.trie import store, views
+from grinf.trie import store, view_file, views
 from grinf.trie.manifest import EndCodes, Manifest, end_codes
 from grinf.trie.tokens import TokenMapping
 
@@ -44,7 +44,8 @@ class Trie:
         item_order: Item rows sorted by id.
         item_weights: float64 per item row, where the catalogue has weights.
         tokens: (level, code) -> token id; None: not bound to a tokenizer yet.
-        views: Named filters: bool [item rows] each, True where the item may be returned.
+        views: Named filters: for each, bits of the item rows that may be returned, as of `view_file`.
+        deleted: Bits of the item rows that are gone; None: none is.
     """
 
     manifest: Manifest
@@ -56,10 +57,11 @@ class Trie:
     item_weights: np.ndarray | None = None
     tokens: TokenMapping | None = None
     views: Mapping[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    deleted: np.ndarray | None = None
 
     @classmethod
     def open(cls, path: Path | str, *, verify: bool = True) -> "Trie":
-        """Map a trie file into memory.
+        """Map a trie file into memory, with the views and the deleted items that are stored beside it.
 
         Args:
             path: File made by `grinf build-trie`.
@@ -68,7 +70,10 @@ class Trie:
         Raises:
             TrieFileError: Missing, damaged, not a trie, or of another format version.
         """
+        stored = view_file.read(Path(path))  # First: a build replaces the trie before it removes these.
         manifest, arrays = store.read(Path(path), verify=verify)
+        if stored is None or stored.trie_digest != manifest.content_digest:
+            stored = view_file.StoredViews(manifest.content_digest)
         depth = range(len(manifest.codebook_sizes))
         tokens = None
         if manifest.tokens is not None:
@@ -82,6 +87,8 @@ class Trie:
             item_order=arrays["item.order"],
             item_weights=arrays.get("item.w"),
             tokens=tokens,
+            views=stored.views,
+            deleted=stored.deleted,
         )
 
     @property
@@ -111,8 +118,14 @@ class Trie:
 
     @property
     def content_digest(self) -> str:
-        """Digest of the catalogue."""
+        """Digest of the catalogue, as it was built."""
         return self.manifest.content_digest
+
+    @property
+    def version(self) -> str:
+        """What a search without a view can find: the content digest, and one of the items deleted since."""
+        gone = "" if self.deleted is None else f"-{view_file.digest(self.deleted)}"
+        return self.content_digest + gone
 
     @property
     def token_ids(self) -> tuple[np.ndarray, ...] | None:
@@ -192,7 +205,7 @@ class Trie:
             end = self.end_codes[level]
             sids[:, level] = code if end is None else np.where(code == end, -1, code)
             if level > 0:
-                node = _group_of(self.child_ptr[level - 1], node)
+                node = group_of(self.child_ptr[level - 1], node)
         return sids
 
     def leaf_of(self, sids: np.ndarray) -> np.ndarray:
@@ -222,20 +235,28 @@ class Trie:
         return np.where(is_known, node, -1)
 
     def items(self, leaves: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-        """Items of leaves, in rank order within each: flat ids, and int64 [n + 1] offsets into them."""
+        """Live items of leaves, in rank order within each: flat ids, and int64 [n + 1] offsets into them."""
         rows, offsets = self.item_rows(leaves)
         return self.item_ids.take(pa.array(rows)), offsets
 
     def item_rows(self, leaves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Item rows of leaves, flat int64, and int64 [n + 1] offsets into them."""
+        """Rows of the live items of leaves, flat int64, and int64 [n + 1] offsets into them."""
         leaf = np.asarray(leaves, np.int64)
-        if self.item_ptr is None:
-            return leaf, np.arange(len(leaf) + 1)
-        return _ranges(*(self.item_ptr[leaf + side].astype(np.int64) for side in (0, 1)))
+        rows, offsets = leaf, np.arange(len(leaf) + 1)
+        if self.item_ptr is not None:
+            rows, offsets = _ranges(*(self.item_ptr[leaf + side].astype(np.int64) for side in (0, 1)))
+        is_live = ~self.is_deleted(rows)
+        return rows[is_live], np.append(0, np.cumsum(is_live))[offsets]
+
+    def is_deleted(self, rows: np.ndarray) -> np.ndarray:
+        """Whether the items of some rows are gone, bool [n]."""
+        if self.deleted is None:
+            return np.zeros(len(rows), bool)
+        return (self.deleted[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).astype(bool)
 
     def leaf_of_rows(self, rows: np.ndarray) -> np.ndarray:
         """Leaf of each row of the item index, int64 [n]."""
-        return rows if self.item_ptr is None else _group_of(self.item_ptr, rows)
+        return rows if self.item_ptr is None else group_of(self.item_ptr, rows)
 
     def leaf_of_items(self, item_ids: Any) -> np.ndarray:
         """Leaf of each item, int64 [n], -1 where unknown; of an item on several SIDs, its first leaf.
@@ -259,17 +280,27 @@ class Trie:
             DataError: Ids of the other type.
         """
         ids = self._as_ids(item_ids)
-        low, high = np.zeros(len(ids), np.int64), np.full(len(ids), self.manifest.num_items)
-
-        def search(is_before: Callable[[pa.Array, pa.Array], pa.Array]) -> np.ndarray:
-            def is_rank_before(rank: np.ndarray) -> np.ndarray:
-                there = self.item_ids.take(pa.array(self.item_order[rank]))
-                return pc.fill_null(is_before(there, ids), False).to_numpy(zero_copy_only=False)
-
-            return _lower_bound(low, high, is_rank_before)
-
-        ranks, offsets = _ranges(search(pc.less), search(pc.less_equal))
+        if self.manifest.id_type == "int64" and not ids.null_count:
+            first, end = (np.searchsorted(self._sorted_ids, ids, side) for side in ("left", "right"))
+        else:
+            first, end = self._rank(ids, pc.less), self._rank(ids, pc.less_equal)
+        ranks, offsets = _ranges(first, end)
         return self.item_order[ranks].astype(np.int64), offsets
+
+    def _rank(self, ids: pa.Array, is_before: Callable[[pa.Array, pa.Array], pa.Array]) -> np.ndarray:
+        """How many ids of the catalogue are before each of some ids, by comparing them; int64 [n]."""
+
+        def is_rank_before(rank: np.ndarray) -> np.ndarray:
+            there = self.item_ids.take(pa.array(self.item_order[rank]))
+            return pc.fill_null(is_before(there, ids), False).to_numpy(zero_copy_only=False)
+
+        low, high = np.zeros(len(ids), np.int64), np.full(len(ids), self.manifest.num_items)
+        return _lower_bound(low, high, is_rank_before)
+
+    @cached_property
+    def _sorted_ids(self) -> np.ndarray:
+        """Integer ids in ascending order, for many look-ups; 8 bytes an item."""
+        return self.item_ids.to_numpy()[self.item_order]
 
     def _as_ids(self, item_ids: Any) -> pa.Array:
         try:
@@ -293,22 +324,37 @@ class Trie:
 
     def with_view(self, name: str, live_items: np.ndarray) -> "Trie":
         """Add a named filter, bool [item rows]."""
-        return replace(self, views={**self.views, name: np.asarray(live_items, bool)})
+        bits = np.packbits(np.asarray(live_items, bool), bitorder="little")
+        return replace(self, views={**self.views, name: bits})
 
-    def live_items(self, names: Sequence[str]) -> np.ndarray:
-        """Items that all of some views let through; bool [item rows].
+    def with_views(self, names: Sequence[str]) -> "Trie":
+        """Keep some of the views: those that a search needs.
 
         Raises:
             UsageError: The trie has no such view.
         """
-        for name in names:
-            if name not in self.views:
-                known = ", ".join(sorted(self.views)) or "none"
-                raise UsageError(f"the trie has no view {name!r}", f"it has: {known}", "name one of them")
-        return np.logical_and.reduce([self.views[name] for name in names])
+        return replace(self, views={name: self._view(name) for name in names})
+
+    def live_items(self, names: Sequence[str]) -> np.ndarray:
+        """Items that are not deleted and that all of some views let through; bool [item rows].
+
+        Raises:
+            UsageError: The trie has no such view.
+        """
+        bits = [self._view(name) for name in names] + ([] if self.deleted is None else [~self.deleted])
+        if not bits:
+            return np.ones(self.manifest.num_items, bool)
+        together = np.bitwise_and.reduce(bits)
+        return np.unpackbits(together, count=self.manifest.num_items, bitorder="little").view(bool)
+
+    def _view(self, name: str) -> np.ndarray:
+        if name not in self.views:
+            known = ", ".join(sorted(self.views)) or "none"
+            raise UsageError(f"the trie has no view {name!r}", f"it has: {known}", "name one of them")
+        return self.views[name]
 
     def live_mask(self, *names: str) -> np.ndarray:
-        """Nodes on a path to an item that all of some views let through; bits as of `mask_from_leaves`."""
+        """Nodes on a path to an item of `live_items`; bits as of `mask_from_leaves`."""
         return self.mask_from_leaves(views.live_leaves(self.live_items(names), self.item_ptr))
 
     def mask_from_leaves(self, live_leaves: np.ndarray) -> np.ndarray:
@@ -335,7 +381,7 @@ def _lower_bound(
     return low
 
 
-def _group_of(ptr: np.ndarray, member: np.ndarray) -> np.ndarray:
+def group_of(ptr: np.ndarray, member: np.ndarray) -> np.ndarray:
     """Which [ptr[i], ptr[i + 1]) holds each member; in ptr's own dtype, for another would copy all of it."""
     return np.searchsorted(ptr, member.astype(ptr.dtype), side="right") - 1
 

@@ -5,7 +5,6 @@ memory. A file gets its final name only when it is whole and has been read back.
 """
 
 import json
-import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,21 +124,6 @@ def write_container(path: Path, parts: Sequence[Part], manifest: Manifest) -> No
             part.path.unlink()
 
 
-def publish(temporary: Path, path: Path) -> None:
-    """Give a finished file its name, atomically and durably."""
-    _sync(temporary)
-    os.replace(temporary, path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def read(path: Path, *, verify: bool) -> tuple[Manifest, dict[str, np.ndarray]]:
     """Map the tensors of a trie file.
 
@@ -163,6 +147,13 @@ def read(path: Path, *, verify: bool) -> tuple[Manifest, dict[str, np.ndarray]]:
     if verify and (damaged := damaged_tensors(manifest, arrays)):
         raise TrieFileError(f"the trie {path} is damaged", f"wrong digest: {', '.join(damaged)}", REBUILD)
     return manifest, arrays
+
+
+def is_ours(path: Path, mark: str = "grinf.format") -> bool:
+    """Whether a file, whole or damaged, begins as a container of ours, whose notes begin with a mark."""
+    start = f'{{"__metadata__":{{"{mark}'.encode()
+    with path.open("rb") as file:
+        return file.read(8 + len(start))[8:] == start
 
 
 def read_manifest(path: Path) -> Manifest:

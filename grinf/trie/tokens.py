@@ -1,8 +1,11 @@
 """(level, code) -> token id: looked up in the tokenizer, or computed from one base per level."""
 
+import json
 import string
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,11 @@ from grinf.trie.manifest import EndCodes, TokenSource
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from grinf.trie.csr import Trie
+
 SHOWN = 5
+CHUNK = 1 << 14
+"""Codes that are looked up together."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -63,31 +70,25 @@ class TokenMapping:
             TrieFileError: The folder holds no readable tokenizer.
         """
         check_template(template)
-        tokenizer = load_tokenizer(folder)
-        texts = [
-            _spell(template, level, code, sum(codebook_sizes[:level]))
-            for level, size in enumerate(codebook_sizes)
-            for code in range(size)
-        ]
-        ends = [] if end_token is None else [end_token]
-        pieces: Any = tokenizer(texts + ends, add_special_tokens=False)["input_ids"]
-        is_one = [len(ids) == 1 and ids[0] != tokenizer.unk_token_id for ids in pieces]
-        is_needed = np.concatenate([*used, np.ones(len(ends), bool)]) if used else np.ones(len(pieces), bool)
-        split = [
-            f"{text!r} is {tokenizer.convert_ids_to_tokens(ids)}"
-            for text, ids, one, needed in zip(texts + ends, pieces, is_one, is_needed, strict=True)
-            if needed and not one
-        ]
-        if split:
+        codes = _Codes(tuple(codebook_sizes), template, end_token)
+        needed = np.ones(codes.total, bool)
+        if used:
+            needed[: sum(codebook_sizes)] = np.concatenate(used)
+        tokenizer, ids = load_tokenizer(folder), np.full(codes.total, -1, np.int32)
+        ids[needed] = codes.look_up(tokenizer, np.flatnonzero(needed))
+        if split := np.flatnonzero(needed & (ids < 0)).tolist():
+            texts = [codes.text(index) for index in split[:SHOWN]]
+            pieces = [tokenizer.tokenize(text, add_special_tokens=False) for text in texts]
+            told = [f"{text!r} is {tokens}" for text, tokens in zip(texts, pieces, strict=True)]
             more = f"; and {len(split) - SHOWN:,} more" if len(split) > SHOWN else ""
             raise UsageError(
                 f"{len(split):,} SID tokens are not one token each in {folder}",
-                "; ".join(split[:SHOWN]) + more,
+                "; ".join(told) + more,
                 f"add them to the tokenizer as tokens of their own, or correct the template {template!r}",
             )
-        flat = np.array([ids[0] if one else -1 for ids, one in zip(pieces, is_one, strict=True)], np.int32)
+        ids[~needed] = codes.look_up(tokenizer, np.flatnonzero(~needed))
         source = TokenSource(template=template, tokenizer_digest=tokenizer_digest(folder))
-        return cls(_by_level(flat, codebook_sizes, texts + ends), source)
+        return cls(_by_level(ids, codebook_sizes, codes.text), source)
 
     @classmethod
     def from_bases(
@@ -103,13 +104,13 @@ class TokenMapping:
             what = f"--token-base {spelled} does not fit SIDs of {len(codebook_sizes)} levels"
             raise UsageError(what, fix="give one base per level")
         ends = [] if end_token_id is None else [end_token_id]
-        levels = [base + np.arange(size) for base, size in zip(bases, codebook_sizes, strict=True)]
-        flat = np.concatenate([*levels, np.array(ends, np.int64)])
-        if flat.min() < 0 or flat.max() >= 2**31:
+        after = [base + size for base, size in zip(bases, codebook_sizes, strict=True)]
+        if min([*bases, *ends]) < 0 or max([*after, *(end + 1 for end in ends)]) > 2**31:
             raise UsageError(f"--token-base {spelled} leaves the range of token ids, 0 to 2^31 - 1")
-        texts = [f"code {code} of level {n}" for n, size in enumerate(codebook_sizes) for code in range(size)]
-        token_ids = _by_level(flat.astype(np.int32), codebook_sizes, texts + ["END"] * len(ends))
-        return cls(token_ids, TokenSource(bases=tuple(bases)))
+        levels = [np.arange(base, end, dtype=np.int32) for base, end in zip(bases, after, strict=True)]
+        flat = np.concatenate([*levels, np.array(ends, np.int32)])
+        codes = _Codes(tuple(codebook_sizes), "code {code} of level {level}", "END" if ends else None)
+        return cls(_by_level(flat, codebook_sizes, codes.text), TokenSource(bases=tuple(bases)))
 
     def check_codebooks(self, codebook_sizes: Sequence[int], end_codes: EndCodes) -> None:
         """Refuse a mapping that is of another layout than a trie.
@@ -122,6 +123,68 @@ class TokenMapping:
         if wanted != have:
             what = f"the token mapping has {have} codes per level, the trie needs {wanted}"
             raise TrieFileError(what, "END of short SIDs counts as a code", "map the trie's own codebooks")
+
+
+@dataclass(frozen=True, slots=True)
+class _Codes:
+    """The codes of all levels in one row, and END; each is spelled when needed, for they are many."""
+
+    codebook_sizes: tuple[int, ...]
+    template: str
+    end_token: str | None
+
+    @property
+    def total(self) -> int:
+        """How many there are."""
+        return sum(self.codebook_sizes) + (self.end_token is not None)
+
+    def text(self, index: int) -> str:
+        """The token of a code."""
+        starts = list(accumulate(self.codebook_sizes, initial=0))
+        level = bisect_right(starts, index) - 1
+        if self.end_token is not None and index == starts[-1]:
+            return self.end_token
+        return _spell(self.template, level, index - starts[level], starts[level])
+
+    def look_up(self, tokenizer: Any, indices: np.ndarray) -> np.ndarray:
+        """Token ids of some codes, int32, -1 where the text is not one token."""
+        ids = np.full(len(indices), -1, np.int32)
+        for start in range(0, len(indices), CHUNK):
+            texts = [self.text(index) for index in indices[start : start + CHUNK].tolist()]
+            pieces = tokenizer(texts, add_special_tokens=False)["input_ids"]
+            is_one = [len(piece) == 1 and piece[0] != tokenizer.unk_token_id for piece in pieces]
+            ids[start : start + CHUNK] = [
+                piece[0] if one else -1 for piece, one in zip(pieces, is_one, strict=True)
+            ]
+        return ids
+
+
+def check_tokenizer(trie: "Trie", model: Path) -> bool:
+    """Refuse a catalogue whose codes are other tokens in a model's tokenizer than where they were looked up.
+
+    Returns:
+        Whether that is known: not where the model has no tokenizer.
+
+    Raises:
+        UsageError: Names a code whose token id differs.
+        TrieFileError: The tokenizer cannot be read.
+    """
+    mapping = trie.tokens
+    if mapping is None or mapping.source.tokenizer_digest in (None, tokenizer_digest(model)):
+        return True
+    if not has_tokenizer(model):
+        return False
+    codes = _Codes(trie.codebook_sizes, mapping.source.template or "", trie.manifest.end_token)
+    by_level = [ids[:size] for ids, size in zip(mapping.token_ids, trie.codebook_sizes, strict=True)]
+    ours = np.concatenate([*by_level, mapping.token_ids[-1][trie.codebook_sizes[-1] :]])
+    known = np.flatnonzero(ours >= 0)
+    theirs = codes.look_up(load_tokenizer(model), known)
+    for place in np.flatnonzero(theirs != ours[known])[:1].tolist():
+        code, token_id = int(known[place]), int(theirs[place])
+        what = f"{codes.text(code)!r} is token {ours[code]} in the trie"
+        why = f"in the tokenizer of {model} it is {'no token' if token_id < 0 else token_id}"
+        raise UsageError(what, why, f"build the trie with --tokenizer {model}")
+    return True
 
 
 def check_template(template: str) -> None:
@@ -154,16 +217,47 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     Raises:
         TrieFileError: There is none that can be read.
     """
-    fix = "give the folder of a checkpoint, with tokenizer.json in it"
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    if not has_tokenizer(folder):
+        fix = "give the folder of a checkpoint, with tokenizer.json in it"
         raise TrieFileError(f"no tokenizer in {folder}", fix=fix)
+    for path in (folder / name for name in TOKENIZER_FILES if name.endswith(".json")):
+        if path.is_file():
+            _check_json(path)
     from transformers import AutoTokenizer
 
-    try:
+    with _Telling(folder):
         return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TrieFileError(f"the tokenizer in {folder} cannot be read", why, fix) from error
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a tokenizer, readable or not."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def _check_json(path: Path) -> None:
+    try:
+        is_object = isinstance(json.loads(path.read_bytes()), dict)
+        why = "" if is_object else "it is no JSON object"
+    except (ValueError, RecursionError) as error:
+        why = str(error)
+    if why:
+        raise TrieFileError(f"{path} cannot be read", why, "copy it again from its checkpoint")
+
+
+class _Telling:
+    """Makes what reading a tokenizer raises a `TrieFileError`; its Rust part raises `Exception` itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        known = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
+        if kind is Exception or isinstance(error, known):
+            why = str(error).strip().partition("\n")[0] or type(error).__name__
+            what = f"the tokenizer in {self._folder} cannot be read"
+            raise TrieFileError(what, why, "copy tokenizer.json and tokenizer_config.json again") from error
 
 
 def tokenizer_digest(folder: Path) -> str:
@@ -176,7 +270,9 @@ def tokenizer_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _by_level(flat: np.ndarray, codebook_sizes: Sequence[int], texts: list[str]) -> tuple[np.ndarray, ...]:
+def _by_level(
+    flat: np.ndarray, codebook_sizes: Sequence[int], text: Callable[[int], str]
+) -> tuple[np.ndarray, ...]:
     """Split token ids of all codes (and END, if it is there) by level, once they are known to differ.
 
     Raises:
@@ -184,7 +280,7 @@ def _by_level(flat: np.ndarray, codebook_sizes: Sequence[int], texts: list[str])
     """
     token_ids, counts = np.unique(flat[flat >= 0], return_counts=True)
     for token_id in token_ids[counts > 1]:
-        same = " and ".join(texts[index] for index in np.flatnonzero(flat == token_id)[:SHOWN])
+        same = " and ".join(text(index) for index in np.flatnonzero(flat == token_id)[:SHOWN].tolist())
         raise UsageError(f"{same} have one token id, {token_id}", "each code needs a token of its own")
     *levels, end = np.split(flat, np.cumsum(codebook_sizes))
     return (levels[0], *(np.append(ids, end) for ids in levels[1:]))

@@ -34,6 +34,17 @@ def pack_bits(bits: np.ndarray) -> np.ndarray:
     return np.pad(packed, (0, -len(packed) % 4)).view("<u4")
 
 
+def bits_at(index: np.ndarray, num_words: int) -> np.ndarray:
+    """Words with the bits of ascending int64 indices set, uint32 [num_words]; costs as they are many."""
+    words = np.zeros(num_words, np.uint32)
+    if len(index):
+        word = index >> 5
+        first = np.flatnonzero(np.append(True, word[1:] != word[:-1]))
+        bit = np.left_shift(np.uint32(1), (index & 31).astype(np.uint32))
+        words[word[first]] = np.bitwise_or.reduceat(bit, first)
+    return words
+
+
 def _any_below(live: np.ndarray, ptr: np.ndarray) -> np.ndarray:
     # No node is childless, so that no segment of reduceat is empty.
     return np.logical_or.reduceat(live, ptr[:-1].astype(np.int64))

@@ -1,6 +1,7 @@
 """`grinf bench` in a process of its own: exit codes, one JSON document, no side effects of a dry run."""
 
 import json
+import shutil
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_show_and_plot_work_from_the_folder_alone(finished, folder):
     again = run("bench", "plot", path, "--json", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert len(json.loads(again.stdout)["data"]["plots"]) == len(list((path / "plots").glob("*.png"))) == 4
-    assert (path / "summary.md").read_text().startswith("| engine |")
+    assert "\n| engine |" in (path / "summary.md").read_text()
 
 
 def test_resume_of_a_finished_run_says_so(finished, folder):
@@ -77,9 +78,52 @@ def test_a_gate_fails_with_5_and_only_when_it_is_certain(finished, folder, tmp_p
     assert run("bench", "compare", baseline, candidate, cwd=folder).returncode == 0
 
 
+def test_a_gate_says_why_it_failed(finished, folder, tmp_path):
+    hopeless = ["bench", "--engine", "sim:base=200ms", "--preset", "smoke", "--input-len", "100"]
+    assert run(*hopeless, "--beams", "900", "--output", tmp_path, cwd=tmp_path).returncode == 0
+    (candidate,) = tmp_path.glob("*-bench-*")
+    failed = run("bench", "compare", only_run(folder), candidate, "--fail-if-slower", "5%", cwd=folder)
+    assert failed.returncode == 5
+    assert "GATE: 100 900 free vocab has no rate in the candidate: infeasible" in failed.stdout
+    assert "nan" not in failed.stdout
+
+
+def test_a_damaged_run_is_told_with_its_line(finished, folder, tmp_path):
+    broken = shutil.copytree(only_run(folder), tmp_path / "broken")
+    journal = broken / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"stage": "floor"', b'"stage": "flour"', 1))
+    for command in (["show", broken], ["plot", broken], ["compare", broken, broken]):
+        told = run("bench", *command, cwd=tmp_path)
+        assert told.returncode == 3, told.stderr
+        assert "journal.jsonl, line" in told.stderr
+        assert "fault in grinf" not in told.stderr
+
+
+def test_a_budget_that_ends_is_told_above_the_table(tmp_path):
+    cut = run(*SMOKE, "--budget", "9s", "--output", tmp_path, cwd=tmp_path)
+    assert cut.returncode == 0, cut.stderr
+    assert "time ran out; the same command with --resume goes on" in cut.stdout.partition("engine")[0]
+
+
+def test_errors_are_printed_as_they_are(tmp_path):
+    told = run("bench", "--input-len", "100:100:100:100", cwd=tmp_path)
+    assert "100:100:100:100" in told.stderr
+    named = run("bench", "show", "runs[bold]:smile:", cwd=tmp_path)
+    assert "runs[bold]:smile:" in named.stderr
+
+
+TINY = ["bench", "--device", "cpu", "--verify", "0"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        ([*TINY, "--input-len", "8,100000"], 2, "--input-len 100000 is longer than the"),
+        ([*TINY, "--input-len", "8,64", "--max-context", "32"], 2, "longer than the 32 tokens"),
+        ([*TINY, "--engine", "grinf:max_batch=0"], 2, "'0' is below 1"),
+        (["bench", "--name", "../../esc"], 2, "is no name"),
+        (["bench", "--versus", "grinf"], 2, "use --aa"),
+        (["bench", "--versus", "hf", "--aa"], 2, "--aa takes no --versus hf"),
         (["bench", "--sla", "100"], 2, "has no unit"),
         (["bench", "--beams", "20-"], 2, "redirect"),
         (["bench", "--engine", "sgl"], 2, "unknown engine"),

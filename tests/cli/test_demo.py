@@ -52,5 +52,5 @@ def test_a_users_settings_file_is_not_touched(tmp_path):
     refused = run(tmp_path)
     assert refused.returncode == 2
     assert "grinf.toml exists" in refused.stderr
-    assert "--overwrite" in refused.stderr
+    assert "move the file away" in refused.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["grinf.toml"]

@@ -6,6 +6,7 @@ import sys
 from importlib import metadata
 
 import pytest
+import torch
 
 from grinf.backend.registry import OPS
 from grinf.cli import doctor
@@ -28,6 +29,15 @@ def test_it_lists_the_software_the_disk_and_an_implementation_of_every_op(tmp_pa
     assert [checks[f"{op} (cpu, float32)"]["status"] for op in OPS] == ["ok"] * len(OPS)
     assert not [check for check in checks.values() if check["status"] == "fail"]
     assert document["exit_code"] == ExitCode.OK
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_asked_for_and_absent_fails(tmp_path):
+    document = run(tmp_path, "--device", "cuda:0")
+    (failed,) = [check for check in document["data"]["checks"] if check["status"] == "fail"]
+    assert failed["name"] == "gpu"
+    assert "cuda:0" in failed["found"]
+    assert document["exit_code"] == ExitCode.ENVIRONMENT
 
 
 def test_files_of_grinf_toml_that_cannot_be_read_fail(tmp_path):

@@ -74,15 +74,49 @@ def test_an_output_of_the_same_inputs_and_settings_is_kept(tmp_path):
 
 def test_a_file_of_someone_else_is_refused(tmp_path):
     path = save(tmp_path / "items.parquet")
-    path.with_suffix(".out.parquet").write_text("mine")
-    with pytest.raises(UsageError, match="`grinf make-sids` did not write it"):
-        make(path)
+    output = path.with_suffix(".out.parquet")
+    output.write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="`grinf make-sids` did not write it\nmove it away"):
+            make(path, overwrite=overwrite)
+    assert output.read_text() == "mine"
+    (folder := tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match="is a folder"):
+        make(path, output=folder, overwrite=True)
+
+
+@pytest.mark.parametrize("given", ["items.parquet", "link.parquet", "."])
+def test_an_input_is_never_the_output(tmp_path, given):
+    path = save(tmp_path / "items.parquet")
+    before = path.read_bytes()
+    (tmp_path / "link.parquet").symlink_to(path)
+    for output in (path, tmp_path / "x" / ".." / "items.parquet", tmp_path / "link.parquet"):
+        with pytest.raises(UsageError, match="would replace the input"):
+            make(tmp_path / given, output=output, overwrite=True)
+    assert path.read_bytes() == before
+    with pytest.raises(UsageError, match="would read it as an input the next time"):
+        make(tmp_path, output=tmp_path / "sub" / "new.parquet")
+
+
+def test_ids_that_are_no_text_and_columns_of_one_name_are_refused(tmp_path):
+    ids = pa.array([b"a", b"\xff\xfe", *[b"c"] * 58]).cast(pa.string(), safe=False)
+    with pytest.raises(DataError, match=r"items.parquet row 1 .*the item id is not UTF-8"):
+        make(save(tmp_path / "items.parquet", item_id=ids))
+    vectors = pa.array(list(VECTORS))
+    table = pa.Table.from_arrays(
+        [pa.array(range(60)), vectors, vectors], ["item_id", "embedding", "embedding"]
+    )
+    pq.write_table(table, tmp_path / "two.parquet")
+    with pytest.raises(DataError, match=r"two.parquet has columns of the same name"):
+        make(tmp_path / "two.parquet")
 
 
 def test_a_dry_run_writes_nothing(tmp_path):
     report = make(save(tmp_path / "items.parquet"), dry_run=True)
-    assert report.status == "planned"
+    assert (report.status, report.num_items) == ("planned", 60)
     assert not report.output.exists()
+    with pytest.raises(DataError, match="row 1: the vector None"):
+        make(save(tmp_path / "items.parquet", [[1.0], None]), dry_run=True)
 
 
 @pytest.mark.parametrize(

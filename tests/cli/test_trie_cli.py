@@ -1,6 +1,7 @@
 """`grinf build-trie` and `grinf trie` in processes of their own: output, exit codes, files."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -75,6 +76,42 @@ def test_lookup(folder):
     assert absent.returncode == 0
     assert "not here" in absent.stdout
     assert run(folder, "trie", "lookup", "tries/items.grtrie").returncode == 2
+    for text in ("x", os.fsdecode(b"\xff")):
+        refused = run(folder, "trie", "lookup", "tries/items.grtrie", "--sid", text)
+        assert refused.returncode == 2
+        assert "is no SID of 3 codes\n  fix: write it as 3-9-1" in refused.stderr
+
+
+def test_what_writes_beside_a_trie_has_a_dry_run(folder):
+    save(folder / "some.parquet", item_id=[10])
+    (folder / "dry.grtrie").write_bytes((folder / "tries" / "items.grtrie").read_bytes())
+    before = sorted(path.name for path in folder.iterdir())
+    for arguments, said in (
+        (["export", "dry.grtrie", "-o", "dry.parquet"], "would write dry.parquet"),
+        (["view", "dry.grtrie", "--name", "v", "--items", "some.parquet"], "--dry-run wrote nothing"),
+        (["delete", "dry.grtrie", "--items", "some.parquet"], "--dry-run wrote nothing"),
+    ):
+        planned = run(folder, "trie", *arguments, "--dry-run")
+        assert planned.returncode == 0, planned.stderr
+        assert said in planned.stdout
+    assert sorted(path.name for path in folder.iterdir()) == before
+    refused = run(folder, "trie", "export", "dry.grtrie", "-o", "some.parquet", "--overwrite", "--dry-run")
+    assert refused.returncode == 2
+    assert "`grinf trie export` did not write it" in refused.stderr
+
+
+def test_no_command_replaces_its_input(folder):
+    files = [folder / "items.parquet", folder / "tries" / "items.grtrie"]
+    before = [file.read_bytes() for file in files]
+    for arguments in (
+        ["build-trie", "items.parquet", "-o", "items.parquet"],
+        ["build-trie", "items.*", "-o", "tries/../items.parquet"],
+        ["trie", "export", "tries/items.grtrie", "-o", "./tries/items.grtrie"],
+    ):
+        refused = run(folder, *arguments, "--overwrite")
+        assert refused.returncode == 2
+        assert "would replace the input" in refused.stderr
+    assert [file.read_bytes() for file in files] == before
 
 
 def test_export_can_be_built_again(folder):
@@ -102,10 +139,64 @@ def test_verify_tells_a_damaged_trie_from_something_else(folder):
     assert run(folder, "trie", "info", "damaged.grtrie").returncode == 3
 
 
+def test_views_and_deletions(folder):
+    for name, items in (("allow", [10, 13, 99]), ("gone", [13]), ("nobody", [77])):
+        save(folder / f"{name}.parquet", item_id=items)
+    (folder / "v.grtrie").write_bytes((folder / "tries" / "items.grtrie").read_bytes())
+    view = run(folder, "trie", "view", "v.grtrie", "--name", "fresh", "--items", "allow.parquet")
+    assert view.returncode == 0
+    assert "view 'fresh' of v.grtrie: 2 of 4 items" in view.stdout
+    assert "1 of 3 item ids are not in the catalogue: 99" in view.stderr
+    deleted = run(folder, "trie", "delete", "v.grtrie", "--items", "gone.parquet", "--json")
+    told = json.loads(deleted.stdout)["data"]
+    assert (told["status"], told["items"]) == ("deleted", 1)
+    info = json.loads(run(folder, "trie", "info", "v.grtrie", "--json").stdout)["data"]
+    assert (info["views"], info["deleted_items"]) == ({"fresh": 1}, 1)
+    assert info["version"] == told["version"] != info["content_digest"]
+    shown = run(folder, "trie", "info", "v.grtrie").stdout
+    assert "view fresh" in shown
+    assert "deleted items" in shown
+    for arguments, said in (
+        (
+            ["delete", "v.grtrie", "--items", "nobody.parquet"],
+            "none of the 1 item ids is in the catalogue: 77",
+        ),
+        (["view", "v.grtrie", "--name", "fresh", "--items", "gone.parquet"], "--overwrite"),
+        (["view", "v.grtrie", "--name", "old", "--remove"], "it has: fresh"),
+        (["view", "v.grtrie", "--name", "fresh"], "a view is stored or removed"),
+    ):
+        refused = run(folder, "trie", *arguments)
+        assert refused.returncode == 2
+        assert said in refused.stderr
+        assert "Traceback" not in refused.stderr
+
+
+def test_verify_finds_a_damaged_view(folder):
+    save(folder / "one.parquet", item_id=[10])
+    (folder / "w.grtrie").write_bytes((folder / "tries" / "items.grtrie").read_bytes())
+    assert run(folder, "trie", "view", "w.grtrie", "--name", "v", "--items", "one.parquet").returncode == 0
+    assert "view.v" in run(folder, "trie", "verify", "w.grtrie").stdout
+    damaged = bytearray((folder / "w.grtrie.views").read_bytes())
+    damaged[-1] ^= 1
+    (folder / "w.grtrie.views").write_bytes(damaged)
+    found = run(folder, "trie", "verify", "w.grtrie")
+    assert (found.returncode, "damaged: view.v" in found.stdout) == (4, True)
+    assert run(folder, "trie", "info", "w.grtrie").returncode == 3
+
+
+def test_a_catalogue_in_json(folder):
+    (folder / "X.index.json").write_text(json.dumps({"0": ["<a_1>", "<b_2>"], "1": ["<a_1>", "<b_3>"]}))
+    built = run(folder, "build-trie", "X.index.json")
+    assert built.returncode == 0, built.stderr
+    assert "wrote tries/X.index.grtrie" in built.stdout
+    found = run(folder, "trie", "lookup", "tries/X.index.grtrie", "--item", "1")
+    assert "1-3" in found.stdout
+
+
 @pytest.mark.parametrize("kind", ["skewed", "uniform"])
 def test_the_benchmark_measures_a_build(folder, repository, kind):
     script = repository / "benchmarks" / "build_trie.py"
-    command = [sys.executable, str(script), "--items", "2000", "--kind", kind, "--memory-limit", "10KiB"]
+    command = [sys.executable, str(script), "--items", "2000", "--kind", kind, "--memory-limit", "64MiB"]
     measured = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=repository).stdout)
     assert (measured["items"], measured["build_s"] > 0) == (2000, True)
     assert measured["peak_memory_mib"] > 10

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from grinf.errors import DataError, RowError, UsageError
-from grinf.jobs.recall import inputs, units
 from tests import recall_world
 from tests.recall_world import LEVELS, MAX_CONTEXT, SID_BEGIN, VOCABULARY, World, ids_of, make_world, write
 
@@ -252,13 +251,6 @@ def test_on_error_fail_stops_at_the_first_bad_row(world: World, tmp_path: Path) 
 # Files, units, and the output.
 
 
-@pytest.fixture
-def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (units, inputs):
-        monkeypatch.setattr(module, "UNIT_ROWS", 4)
-
-
-@pytest.mark.usefixtures("small_units")
 def test_many_files_and_units_keep_every_row_in_order(world: World, tmp_path: Path) -> None:
     folder = tmp_path / "queries"
     folder.mkdir()
@@ -269,7 +261,7 @@ def test_many_files_and_units_keep_every_row_in_order(world: World, tmp_path: Pa
     write(folder / "_ignored.parquet", {"input_ids": [[1]]})
     for name, pattern in (("file.parquet", folder), ("dataset", folder / "*.parquet")):
         inputs = [str(pattern)] if pattern == folder else [str(folder / f"{x}.parquet") for x in "abc"]
-        report = world.recall(tmp_path / name, input=inputs, truth_column=None)
+        report = world.recall(tmp_path / name, input=inputs, unit_rows="4")
         table = pq.read_table(tmp_path / name)
         assert table["row"].to_pylist() == list(range(23))
         assert table["extra"].to_pylist() == [*range(11), *[None] * 12]
@@ -280,11 +272,10 @@ def test_many_files_and_units_keep_every_row_in_order(world: World, tmp_path: Pa
     assert (tmp_path / "dataset" / "unit-000002.parquet").exists()
 
 
-@pytest.mark.usefixtures("small_units")
 def test_a_unit_is_not_answered_twice(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = {"input_ids": random_prompts(10), "truth": [[100 + i] for i in range(10)]}
-    output = tmp_path / "out.parquet"
-    whole = world.recall(tmp_path / "whole.parquet", columns, truth_column="truth", beams="60")
+    output, changes = tmp_path / "out.parquet", {"truth_column": "truth", "unit_rows": "4"}
+    whole = world.recall(tmp_path / "whole.parquet", columns, beams="60", **changes)
     calls = []
 
     def interrupt(stage: str, done: int, total: int | None) -> None:
@@ -294,15 +285,14 @@ def test_a_unit_is_not_answered_twice(world: World, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(recall_world, "ignore", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        world.recall(output, columns, truth_column="truth", beams="60")
+        world.recall(output, columns, beams="60", **changes)
     assert not output.exists()
     committed = sorted(path.name for path in (tmp_path / "out.parquet.partial").glob("unit-*"))
     assert committed == ["unit-000000.parquet", "unit-000001.parquet"]
     with pytest.raises(UsageError, match=r"unfinished job .* is of other inputs or settings"):
-        world.recall(output, columns, truth_column="truth", beams="61")
+        world.recall(output, columns, beams="61", **changes)
     monkeypatch.undo()
-    monkeypatch.setattr(units, "UNIT_ROWS", 4)
-    report = world.recall(output, input=str(tmp_path / "queries.parquet"), truth_column="truth", beams="60")
+    report = world.recall(output, input=str(tmp_path / "queries.parquet"), beams="60", **changes)
     assert (report.units, report.units_kept, report.answered) == (3, 2, 2)
     assert pq.read_table(output).equals(pq.read_table(tmp_path / "whole.parquet"))
     assert report.summary == whole.summary
@@ -326,7 +316,8 @@ def test_a_finished_output_is_left_alone(world: World, tmp_path: Path) -> None:
         third = world.recall(output, {"input_ids": [[2], None]}, overwrite="yes")
         assert third.status == "done"
         assert pq.read_table(output).num_rows == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dataset", "out.parquet", "queries.parquet"]
+    names = ["dataset", "out.parquet", "out.rejects.parquet", "queries.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
 def test_an_output_of_someone_else_is_never_replaced(world: World, tmp_path: Path) -> None:
@@ -433,7 +424,7 @@ def test_a_collapsed_tokenizer_scores_on_sids_only(tmp_path: Path) -> None:
         ({"input_ids": [[1]]}, {"template": "{prompt}"}, "does not fit a column of input_ids"),
         ({"history": [[1]]}, {"template": "chat"}, "does not fit a column of history"),
         ({"history": [[1]]}, {"trie": None, "constrained": "no"}, "a history needs a trie"),
-        ({"prompt": ["w1"]}, {"allow_column": "prompt"}, "--allow-column is not part of this version"),
+        ({"prompt": ["w1"]}, {"allow_column": "prompt"}, "column 'prompt' holds string"),
         ({"prompt": pa.array([], pa.string())}, {}, "there are no queries"),
         ({"prompt": ["w1"]}, {"beams": "5-5"}, "names 2 widths, a SID has 3 levels"),
     ],

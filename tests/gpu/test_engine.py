@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from grinf import Engine, EngineOptions, RecallResult, Request, Trie
 from grinf.trie import TokenMapping, trie_of
+from grinf.trie.views import live_leaves
 
 pytestmark = pytest.mark.gpu
 
@@ -124,6 +126,20 @@ def test_float32_equals_the_cpu(architecture: str, trie: Trie) -> None:
             assert tuple(sid) in found or score - cut < 1e-3
 
 
+def test_sid_mass_is_the_same_in_a_graph_and_on_the_cpu(architecture: str, trie: Trie) -> None:
+    prompts = prompts_of(256, 256, 256)
+    shape = {"max_batch": 1, "max_context": 256, "sid_mass": True}
+    graphs, eager = (serve(options(architecture, **shape, graphs=g), trie, prompts) for g in (True, False))
+    cpu = serve(options(architecture, **shape, device="cpu", dtype="float32"), trie, prompts)
+    plain = serve(options(architecture, max_batch=1, max_context=256), trie, prompts)
+    for one, other, exact, without in zip(graphs, eager, cpu, plain, strict=True):
+        assert one.sid_mass is not None
+        assert one.sid_mass == other.sid_mass
+        assert one.sid_mass == pytest.approx(exact.sid_mass, rel=0.05)
+        assert without.sid_mass is None
+        assert_equal(one, without)
+
+
 def test_a_margin_reads_widths_and_shrinks(architecture: str, trie: Trie) -> None:
     prompts = prompts_of(100, 200)
     wide = serve(options(architecture), trie, prompts)
@@ -170,3 +186,30 @@ def test_an_unknown_device_is_refused(architecture: str, tmp_path: Path) -> None
 
     with pytest.raises(EnvironmentFault, match="shows"):
         Engine.load(options(architecture, device="cuda:63"))
+
+
+def test_filtered_requests_see_their_items_and_no_others(architecture: str, trie: Trie) -> None:
+    """Deletions, a view and lists of single requests share a batch; each answer is that of a rebuilt trie."""
+    rng = np.random.default_rng(7)
+    deleted, shown, allowed = (rng.random(trie.manifest.num_items) < share for share in (0.2, 0.5, 0.03))
+    filtered = replace(trie, deleted=np.packbits(deleted, bitorder="little")).with_view("shown", shown)
+    live = [~deleted, ~deleted & shown, ~deleted & allowed, np.zeros_like(deleted)]
+    prompts = prompts_of(300, 17, 300, 40)
+    requests = [Request(0, prompts[0]), Request(1, prompts[1], view="shown")]
+    requests += [
+        Request(i, prompts[i], live=filtered.mask_from_leaves(live_leaves(live[i], trie.item_ptr)))
+        for i in (2, 3)
+    ]
+    with Engine.load(options(architecture, filters=True), filtered) as engine:
+        found = sorted(engine.run(requests), key=lambda result: result.request_id)
+    assert found[3].beams_returned == 0
+    for index in range(3):
+        kept = trie.item_rows(np.flatnonzero(live_leaves(live[index], trie.item_ptr)))[0]
+        sids, ids = trie.sids(trie.leaf_of_rows(kept)), np.arange(len(kept))
+        mapping = TokenMapping.from_bases(BASES, [CODES] * LEVELS)
+        rebuilt = trie_of(sids, ids, codebook_sizes=[CODES] * LEVELS).with_tokens(mapping)
+        [expected] = serve(options(architecture), rebuilt, [prompts[index]])
+        assert found[index].beams_returned == expected.beams_returned
+        common = set(map(tuple, found[index].sids.tolist())) & set(map(tuple, expected.sids.tolist()))
+        assert len(common) >= 0.97 * expected.beams_returned, "but for ties in bfloat16, the same SIDs"
+        assert live_leaves(live[index], trie.item_ptr)[found[index].leaves].all()

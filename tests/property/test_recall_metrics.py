@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grinf.jobs.recall.answers import Answers
-from grinf.jobs.recall.metrics import measure
-from grinf.jobs.recall.report import summarise
+from grinf.jobs.recall.bootstrap import REPLICATES, draw_weights, interval, resample, spell_sums
+from grinf.jobs.recall.metrics import Sums
+from grinf.jobs.recall.metrics import measure as measure_all
+from grinf.jobs.recall.report import COUNTED, summarise
 from grinf.jobs.recall.sid_lookup import Named
 
 LEVELS = 3
@@ -53,6 +56,10 @@ def named(rows: list[list], sid_of, given: pa.DataType | None = None) -> Named:
     return Named(row, sids, pa.array(flat, given), sids[:, 0] >= 0)
 
 
+def measure(answers: Answers, *rest: Any, first_row: int = 0) -> Sums:
+    return measure_all(answers, *rest, draw_weights(first_row, answers.num_rows))
+
+
 def sid_of_item(item: int) -> tuple[int, ...]:
     """SID of an item; items from 20 on are not in the catalogue."""
     return (item % 3, item // 3 % 3, 0) if item < 20 else UNKNOWN
@@ -75,7 +82,8 @@ def test_sums_equal_the_definitions(queries) -> None:
     items = [[] if failed else found for _, found, _, failed in queries]
     truth = [targets for _, _, targets, _ in queries]
     failed = np.array([failed for *_, failed in queries])
-    sums = measure(answers_of(sids, items), failed, named(truth, sid_of_item, pa.int64()), CUTOFFS, CUTOFFS)
+    target = named(truth, sid_of_item, pa.int64())
+    sums = measure(answers_of(sids, items), failed, target, CUTOFFS, CUTOFFS).total
     judged = [i for i in range(len(queries)) if truth[i] and not failed[i]]
     assert sums["n_eval"] == len(judged)
     assert sums["n_no_truth"] == sum(not targets for targets in truth)
@@ -102,7 +110,8 @@ def test_sums_equal_the_definitions(queries) -> None:
 
 def test_repeated_targets_and_answers_count_once() -> None:
     answers = answers_of([[(0, 0, 0)]], [[7, 7, 8]])
-    sums = measure(answers, np.zeros(1, bool), named([[7, 7]], sid_of_item, pa.int64()), (1,), (1, 10))
+    target = named([[7, 7]], sid_of_item, pa.int64())
+    sums = measure(answers, np.zeros(1, bool), target, (1,), (1, 10)).total
     assert sums["items.recall@1"] == sums["items.recall@10"] == sums["items.ndcg@10"] == 1.0
 
 
@@ -110,7 +119,11 @@ def test_string_ids() -> None:
     answers = answers_of([[(0, 0, 0)]], [[1, 2]])
     text = Answers(answers.offsets, answers.sids, answers.scores, answers.item_sid, pa.array(["a", "b"]))
     truth = named([["b", "z"]], lambda item: UNKNOWN, pa.large_string())
-    assert measure(text, np.zeros(1, bool), truth, (1,), (1, 10))["items.recall@10"] == 0.5
+    assert measure(text, np.zeros(1, bool), truth, (1,), (1, 10)).total["items.recall@10"] == 0.5
+
+
+NO_COUNTS = dict.fromkeys((*COUNTED, "sid_mass"), 1)
+NO_COUNTS |= {"errors": {}, "examples": [], "budget": [8, 100]}
 
 
 def test_sums_of_units_add_up() -> None:
@@ -122,14 +135,44 @@ def test_sums_of_units_add_up() -> None:
     def count(part: slice) -> dict:
         target = named(truth[part], sid_of_item, pa.int64())
         failed = np.zeros(len(items[part]), bool)
-        sums = measure(answers_of(sids[part], items[part]), failed, target, CUTOFFS, CUTOFFS)
-        return {"rows": 1, "ok": 1, "sids": 1, "items": 1, "errors": {}, "examples": [], "sums": sums}
+        answers, first_row = answers_of(sids[part], items[part]), part.start or 0
+        sums = measure(answers, failed, target, CUTOFFS, CUTOFFS, first_row=first_row)
+        resampled = {name: spell_sums(values) for name, values in sums.resampled.items()}
+        return {"sums": sums.total, "resampled": resampled, **NO_COUNTS}
 
     whole = summarise([count(slice(None))], 1)["metrics"]
     parts = summarise([count(slice(0, 2)), count(slice(2, 5)), count(slice(5, 9))], 1)["metrics"]
     assert parts["n_eval"] == whole["n_eval"] == 9
-    assert parts["items"] == pytest.approx(whole["items"])
-    assert parts["sids"] == pytest.approx(whole["sids"])
+    for group in ("items", "sids"):
+        assert parts[group].keys() == whole[group].keys()
+        for name, value in whole[group].items():
+            assert parts[group][name] == pytest.approx(value), name
+    low, high = parts["items"]["recall_interval@10"]
+    assert low < parts["items"]["recall@10"] < high
+    other = summarise([count(slice(0, 2)), count(slice(0, 9))], 1)["metrics"]
+    assert other["items"]["recall_interval@10"] != (low, high)
+
+
+def test_the_weights_of_a_row_are_poisson_and_its_own() -> None:
+    weights = draw_weights(0, 4000)
+    assert weights.shape == (4000, REPLICATES)
+    for count in range(5):
+        assert (weights == count).mean() == pytest.approx(math.exp(-1) / math.factorial(count), rel=0.01)
+    assert abs(np.corrcoef(weights[:, :40].T)[~np.eye(40, dtype=bool)]).max() < 0.08
+    assert abs(np.corrcoef(weights[:40])[~np.eye(40, dtype=bool)]).max() < 0.25
+    assert np.array_equal(np.vstack([draw_weights(0, 7), draw_weights(7, 3993)]), weights)
+
+
+def test_an_interval_covers_as_often_as_it_says() -> None:
+    """Means of 60 queries with a known expectation: 95 % of the intervals hold it, give or take."""
+    rng, covered = np.random.default_rng(1), 0
+    for trial in range(400):
+        values = (rng.random(60) < 0.3).astype(float)
+        weights = draw_weights(60 * trial, 60)
+        low, high = interval(resample(weights, values), resample(weights, np.ones(60))) or (1, 0)
+        covered += low <= 0.3 <= high
+    assert 0.91 <= covered / 400 <= 0.98
+    assert interval(np.zeros(REPLICATES), np.zeros(REPLICATES)) is None
 
 
 BY_RANX = """
@@ -163,7 +206,7 @@ def test_ranx_agrees() -> None:
     theirs = by_ranx(truth, items, [f"{name}@{k}" for name in names.values() for k in CUTOFFS])
     sids = [[(0, 0, 0)]] * 40
     target = named(truth, lambda item: (item % 3, 0, 0), pa.int64())
-    sums = measure(answers_of(sids, items), np.zeros(40, bool), target, CUTOFFS, CUTOFFS)
+    sums = measure(answers_of(sids, items), np.zeros(40, bool), target, CUTOFFS, CUTOFFS).total
     for ours, name in names.items():
         for k in CUTOFFS:
             assert sums[f"items.{ours}@{k}"] / 40 == pytest.approx(theirs[f"{name}@{k}"])

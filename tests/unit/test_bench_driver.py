@@ -1,14 +1,15 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from grinf.config.parse import parse_sla
-from grinf.errors import RowError
+from grinf.errors import EnvironmentFault, RowError
 from grinf.jobs.bench.clock import VirtualClock
 from grinf.jobs.bench.driver import Watch, drive
 from grinf.jobs.bench.load import OpenLoop, Phase
-from grinf.jobs.bench.probe import ProbeRecord, Stage, measure, raw_table
+from grinf.jobs.bench.probe import ProbeRecord, Stage, end_to_end_ms, measure, raw_table
 from grinf.jobs.bench.sim import BatchServer, SimEngine
 from grinf.state.request import RecallResult
 from tests.bench_world import SERVER, closed, constant, find
@@ -98,8 +99,108 @@ def test_failures_are_misses_of_infinite_latency():
 
 def test_shedding_load_never_makes_a_rate_pass():
     claim, _ = find(engine=FailingEngine(SERVER, VirtualClock()), preset="smoke")
-    assert claim.status == "infeasible"
+    assert claim.status == "failing"
     assert claim.max_rate is None
+
+
+class Unreliable(SimEngine):
+    """Changes its list of answers before it gives it."""
+
+    def __init__(self, change, every=50):
+        super().__init__(SERVER, VirtualClock())
+        self.change, self.every, self.answered = change, every, 0
+
+    def step(self):
+        given = []
+        for result in super().step():
+            self.answered += 1
+            given += self.change(result) if self.answered % self.every == 0 else [result]
+        return given
+
+
+def nothing(result):
+    return []
+
+
+def twice(result):
+    return [result, result]
+
+
+def no_beams(result):
+    return [replace(result, sids=result.sids[:0], scores=result.scores[:0])]
+
+
+def anothers(result):
+    return [replace(result, request_id=0)]
+
+
+@pytest.mark.parametrize("change", [nothing, twice, anothers])
+@pytest.mark.parametrize("concurrency", [None, 1, 8])
+def test_lost_and_doubled_answers_end_no_probe_but_are_told(change, concurrency):
+    engine = Unreliable(change)
+    load = closed(n=400, concurrency=concurrency) if concurrency else open_loop(constant(50, 400))
+    recording = drive(engine, engine.clock, load, lambda i: [1], watch())
+    probe = probe_of(recording, rate=None if concurrency else 50.0)
+    assert probe.n_lost >= 7
+    assert f"lost:{probe.n_lost}" in probe.flags
+    assert probe.verdict == "fail"
+    table = raw_table(recording, record(), 7)
+    assert min(table["t_done_ns"].to_pylist()) >= 0
+    assert probe.latency_ms["max"] == math.inf
+    assert min(end_to_end_ms(table)) > 0
+    assert {"lost", "answered_twice"} >= set(table["status"].to_pylist()) - {"ok"}
+
+
+@pytest.mark.parametrize("change", [nothing, twice, anothers])
+def test_no_rate_is_claimed_of_an_engine_that_loses_answers(change):
+    claim, _ = find(engine=Unreliable(change, every=3000), preset="smoke")
+    assert (claim.status, claim.max_rate) == ("lost", None)
+
+
+def test_an_answer_without_beams_is_none():
+    claim, probes = find(engine=Unreliable(no_beams, every=1), preset="smoke")
+    assert (claim.status, claim.max_rate) == ("failing", None)
+    assert all(probe.n_error == probe.n and probe.beams_min == 0 for probe in probes)
+
+
+def test_an_answer_to_no_question_ends_the_run():
+    engine = Unreliable(lambda result: [replace(result, request_id=10**6)])
+    with pytest.raises(EnvironmentFault, match="answered request 1000000"):
+        drive(engine, engine.clock, open_loop(constant(50, 400)), lambda i: [1], watch())
+
+
+def test_an_engine_that_stays_busy_without_an_answer_is_given_up():
+    class Stuck(SimEngine):
+        def step(self):
+            self.clock.sleep_until(self.clock.now_ns() + 1_000_000_000)
+            return []
+
+    clock = VirtualClock()
+    with pytest.raises(EnvironmentFault, match="stands still"):
+        drive(Stuck(SERVER, clock), clock, closed(n=10, concurrency=2), lambda i: [1], watch())
+    assert 600e9 < clock.now_ns() < 700e9
+
+
+def test_a_few_answers_at_once_are_no_rate():
+    """An engine that gives 16 answers within a microsecond and is overrun serves no 10 million requests/s."""
+
+    class Burst(SimEngine):
+        def step(self):
+            for place, result in enumerate(super().step()):
+                result.timeline.done_ns += place
+                yield result
+                self.clock.sleep_until(self.clock.now_ns() + 60)
+
+    clock = VirtualClock()
+    slow = Burst(BatchServer(1_000_000_000, 1, 16), clock)
+    limits = Watch(100_000_000, 400_000_000, math.inf, 10)
+    recording = drive(slow, clock, open_loop(constant(600, 6_000)), lambda i: [1], limits)
+    aborted = probe_of(recording, rate=600.0)
+    assert recording.aborted
+    assert aborted.n_error == 0
+    assert math.isnan(aborted.rate_achieved)
+    assert math.isnan(probe_of(replace(recording, aborted=""), rate=600.0).rate_achieved)
+    assert probe_of(replace(recording, aborted=""), rate=600.0).verdict == "fail"
 
 
 def test_an_overload_ends_within_four_limits_and_a_second():

@@ -1,6 +1,7 @@
 """`grinf build-trie` as a job: inputs of every kind, each fault by its name, and nothing half-written."""
 
 import errno
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,15 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from grinf.config.load import resolve
 from grinf.config.settings import BuildTrieSettings
 from grinf.errors import DataError, ExitCode, StorageError, UsageError
-from grinf.jobs import item_rows
+from grinf.jobs import item_files
 from grinf.jobs.build_trie import default_output, run_build_trie
 from grinf.jobs.catalogue import skewed_catalogue, uniform_catalogue
 from grinf.jobs.trie_tools import export_trie, lookup_items, lookup_sids, verify_trie
-from grinf.trie import Trie, store
+from grinf.trie import Trie, store, view_file
 from grinf.trie.manifest import TokenSource
 
 
@@ -100,7 +103,7 @@ def test_f40_a_null_sid_takes_its_own_id_with_it():
 
 
 def test_f42_row_groups_are_read_in_pieces(monkeypatch):
-    monkeypatch.setattr(item_rows, "BATCH_ROWS", 7)
+    monkeypatch.setattr(item_files, "BATCH_ROWS", 7)
     ids, codes = uniform_catalogue(100)
     sid = pa.array(codes.tolist(), pa.large_list(pa.int32()))
     pq.write_table(pa.table({"item_id": ids, "sid": sid}), "items.parquet", row_group_size=100)
@@ -287,7 +290,7 @@ def test_the_same_build_is_not_done_again():
     changed = first.output.stat().st_mtime_ns
     assert build().status == "unchanged"
     save("copy/other.parquet", **SMALL)
-    assert build("copy/other.parquet", output=str(first.output), memory_limit="1MiB").status == "unchanged"
+    assert build("copy/other.parquet", output=str(first.output), memory_limit="64MiB").status == "unchanged"
     assert first.output.stat().st_mtime_ns == changed
     assert "other inputs or settings" in refused_usage("items.parquet", codebook_sizes="9,9,9")
     save(item_id=[1], sid=[[1, 1, 1]])
@@ -298,10 +301,56 @@ def test_the_same_build_is_not_done_again():
 def test_an_output_that_is_no_trie_is_not_replaced_unasked():
     save(**SMALL)
     Path("x").write_text("precious")
-    assert "x exists" in refused_usage("items.parquet", output="x")
-    assert Path("x").read_text() == "precious"
+    for overwrite in (False, True):
+        said = refused_usage("items.parquet", output="x", overwrite=overwrite)
+        assert "x exists\n`grinf build-trie` did not write it\nmove it away" in said
+        assert Path("x").read_text() == "precious"
     Path("folder").mkdir()
-    assert "folder exists" in refused_usage("items.parquet", output="folder", overwrite=True)
+    said = refused_usage("items.parquet", output="folder", overwrite=True)
+    assert "folder is a folder" in said
+    assert "--overwrite" not in said
+
+
+def test_a_damaged_trie_is_replaced_when_asked():
+    path = build(save(**SMALL)).output
+    for damaged in (path.read_bytes()[:-1], path.read_bytes()[:80]):
+        path.write_bytes(damaged)
+        assert "--overwrite" in refused_usage("items.parquet")
+        assert built(overwrite=True).num_leaves == 3
+
+
+def test_views_of_someone_else_are_not_removed():
+    save(**SMALL)
+    Path("t.grtrie.views").write_text("mine")
+    said = refused_usage("items.parquet", output="t.grtrie", overwrite=True)
+    assert "t.grtrie.views is in the way" in said
+    assert Path("t.grtrie.views").read_text() == "mine"
+    save("x.grtrie.views", **SMALL)
+    said = refused_usage("x.grtrie.views", output="x.grtrie")
+    assert "would replace the input" in said
+
+
+@pytest.mark.parametrize(
+    "place", ["items.parquet", "./x/../items.parquet", "link.parquet", "tries/../items.parquet"]
+)
+@pytest.mark.parametrize("given", ["items.parquet", "link.parquet", ".", "*.parquet"])
+def test_an_input_is_never_the_output(place, given):
+    save(**SMALL)
+    Path("x").mkdir()
+    Path("tries").mkdir()
+    Path("link.parquet").symlink_to("items.parquet")
+    before = Path("items.parquet").read_bytes()
+    assert "would replace the input" in refused_usage(given, output=place, overwrite=True)
+    assert Path("items.parquet").read_bytes() == before
+    assert Path("link.parquet").is_symlink()
+
+
+def test_an_output_is_not_put_where_the_next_run_reads_it():
+    save("data/items.parquet", **SMALL)
+    said = refused_usage("data", output="data/new/out.parquet")
+    assert "would read it as an input the next time" in said
+    assert built("data", output="data/items.grtrie").num_leaves == 3
+    assert built("data", output="data/_new/out.parquet").num_leaves == 3
 
 
 def test_a_dry_run_writes_nothing():
@@ -310,6 +359,13 @@ def test_a_dry_run_writes_nothing():
     assert report.trie is None
     assert report.sources[0].rows == 3
     assert not Path("tries").exists()
+    save(item_id=[1, 2], sid=[[1], None])
+    assert "SID is null" in refused(DataError, dry_run=True)
+    save(item_id=[1, 2], sid=[[1], [1, 2]])
+    assert "different numbers of codes" in refused(DataError, dry_run=True)
+    save(**SMALL)
+    assert "does not fit SIDs of 3 levels" in refused(UsageError, dry_run=True, token_base="1,2")
+    assert [path.name for path in Path().iterdir()] == ["items.parquet"]
 
 
 def test_a_full_disk_leaves_nothing_behind(monkeypatch):
@@ -333,6 +389,135 @@ def test_tokens_by_base():
     assert "has no known token id" in refused_usage(
         name, token_base="100,200,300", end_token="</s>", output="x"
     )
+
+
+def not_utf8():
+    """Three texts, of which the middle one is no text."""
+    offsets = pa.py_buffer(np.array([0, 5, 7, 12], np.int32))
+    return pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"1-2-3\xff\xfe1-2-4")])
+
+
+@pytest.mark.parametrize("column", ["item_id", "sid", "sids"])
+def test_texts_that_are_not_utf8_are_bad_rows(column):
+    texts = not_utf8()
+    if column == "sids":
+        texts = pa.ListArray.from_arrays([0, 1, 2, 3], texts)
+    table = {"item_id": [10, 11, 12], "sid": SMALL["sid"]}
+    table |= {"item_id" if column == "item_id" else "sid": texts}
+    said = refused(DataError, save(**table))
+    assert "items.parquet row 1" in said
+    assert "text is not UTF-8" in said
+    assert r"\xff\xfe" in said
+    assert built(on_bad_row="drop").manifest.rows_dropped == {"text is not UTF-8": 1}
+    encoded = pa.DictionaryArray.from_arrays([0, 1, 2], not_utf8())
+    said = refused_without_output(save("e.parquet", item_id=[1, 2, 3], sid=encoded))
+    assert "e.parquet cannot be read past row 0" in said
+
+
+def test_weights_may_be_texts_of_numbers_and_only_the_bad_one_is_blamed():
+    offsets = pa.py_buffer(np.array([0, 1, 3, 4], np.int32))
+    weights = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"1\xff\xfe2")])
+    save(**SMALL, w=weights)
+    assert "row 1" in refused(DataError, weight_column="w")
+    assert built(weight_column="w", on_bad_row="drop").manifest.num_items == 2
+
+
+def test_columns_of_one_name_are_refused():
+    sid = pa.array(SMALL["sid"])
+    pq.write_table(
+        pa.Table.from_arrays([pa.array([1, 2, 3]), sid, sid], ["item_id", "sid", "sid"]), "d.parquet"
+    )
+    assert "d.parquet has columns of the same name\nitem_id, sid, sid" in refused_without_output("d.parquet")
+
+
+@pytest.mark.parametrize("code", [10**8, 2**31 - 2])
+def test_a_stray_code_takes_no_memory(code):
+    name = save(item_id=[1, 2], sid=[[1, 2], [1, code]])
+    tracemalloc.start()
+    try:
+        for options in ({}, {"token_base": "1,2"}, {"dry_run": True}, {"codebook_sizes": f"2,{code + 1}"}):
+            said = refused(DataError, name, **options)
+            assert f"level 1 has codes up to {code:,}" in said
+            assert "--codebook-sizes" in said
+        assert f"row 1 (item_id=2, sid=[1, {code}])" in refused(DataError, name, codebook_sizes="4,4")
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_bases_are_checked_before_anything_is_made_of_them():
+    name = save(item_id=[1, 2], sid=[[1, 2], [1, 3_000_000]])
+    tracemalloc.start()
+    try:
+        with pytest.raises(UsageError, match="leaves the range of token ids"):
+            build(name, token_base=f"0,{2**31 - 5}")
+        assert tracemalloc.get_traced_memory()[1] < 50 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("sizes", ["4,4", "4,4,4,4"])
+def test_sizes_of_another_number_of_levels_are_the_flags_fault(sizes):
+    save(item_id=[1, 2], sid=[[1, 2, 3], [0, 0, 0]])
+    for bad in ("error", "drop"):
+        said = refused(UsageError, codebook_sizes=sizes, on_bad_row=bad)
+        assert f"--codebook-sizes {sizes} is for SIDs of {len(sizes.split(','))} codes, they have 3" in said
+
+
+def test_settings_that_no_row_can_fit_are_refused():
+    save(**SMALL)
+    assert "--codebook-sizes 0,4,5: a level has no codes" in refused(UsageError, codebook_sizes="0,4,5")
+    said = refused(UsageError, memory_limit="1KiB")
+    assert "--memory-limit is 1,024 bytes" in said
+    assert "64MiB" in said
+    save(item_id=[1], sid=[[1.0, 2.0]])
+    assert "cast the codes to integers" in refused(UsageError)
+
+
+def test_one_level_in_one_column():
+    trie = built(save(item_id=[1, 2], sid_0=[7, 5]))
+    assert catalogue(trie) == {(5,): [2], (7,): [1]}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_two_spellings_are_refused_in_any_order_and_split(order):
+    texts = [f"{n}-1-2" for n in range(1500)] + [f"{n},1,2" for n in range(1500, 2400)]
+    ids = list(range(2400))
+    save("one.parquet", item_id=ids[::order], sid=texts[::order])
+    save("two/a.parquet", item_id=ids[:1500], sid=texts[:1500])
+    save("two/b.parquet", item_id=ids[1500:], sid=texts[1500:])
+    for name in ("one.parquet", "two"):
+        said = refused(UsageError, name, on_bad_row="drop")
+        assert "spells SIDs in two ways" in said
+    trie = built("one.parquet", on_bad_row="drop", sid_format=r"regex:(\d+)-(\d+)-(\d+)")
+    assert trie.num_leaves == 1500
+
+
+ROW = st.tuples(
+    st.one_of(st.integers(0, 30), st.none()),
+    st.sampled_from(["1-2-3", "01-2-3", "1-2", "5", "4-4-4", "junk", "", "1--2", "0-0-0", None]),
+)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(ROW, min_size=1, max_size=30), st.randoms(use_true_random=False), st.integers(0, 30))
+def test_neither_order_nor_split_decides_what_is_dropped(rows, rng, cut):
+    def outcome(*parts):
+        names = []
+        for number, part in enumerate(part for part in parts if part):
+            ids, sids = zip(*part, strict=True)
+            columns = {"item_id": pa.array(ids, pa.int64()), "sid": pa.array(sids, pa.string())}
+            names.append(save(f"part-{number}.parquet", **columns))
+        options = {"on_bad_row": "drop", "on_item_conflict": "first", "overwrite": True}
+        try:
+            trie = built(*names, **options)
+        except (UsageError, DataError) as error:
+            return type(error), error.what if isinstance(error, DataError) else ""
+        return trie.content_digest, trie.manifest.rows_dropped
+
+    expected = outcome(rows)
+    rng.shuffle(rows)
+    assert outcome(rows[:cut], rows[cut:]) == expected
 
 
 def test_sids_wider_than_one_word_of_64_bits():
@@ -367,6 +552,15 @@ def test_tools_on_a_trie():
     ]
     with pytest.raises(UsageError, match="exists"):
         export_trie(path, Path("out.parquet"), overwrite=False, on_progress=lambda *_: None)
+    assert export_trie(path, Path("out.parquet"), overwrite=True, on_progress=lambda *_: None) == 2
+    for other in (path, view_file.path_of(path), Path("items.parquet"), Path("tries")):
+        before = other.read_bytes() if other.is_file() else b""
+        with pytest.raises(UsageError):
+            export_trie(path, other, overwrite=True, on_progress=lambda *_: None)
+        assert not before or other.read_bytes() == before
+    dry = {"overwrite": False, "on_progress": lambda *_: None, "dry_run": True}
+    assert export_trie(path, Path("new.parquet"), **dry) == 0
+    assert not Path("new.parquet").exists()
     assert all(check.is_sound for check in verify_trie(path))
     damaged = bytearray(path.read_bytes())
     damaged[-1] ^= 1

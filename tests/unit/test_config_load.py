@@ -140,7 +140,6 @@ def test_an_unknown_flag_field_is_refused():
     [
         ({"model": None}, "no model given"),
         ({"trie": None}, "no trie given"),
-        ({"score_margin": "2", "beams": "20-300"}, "grow under a score margin"),
         ({"score_margin": "-1"}, "below 0"),
         ({"min_beams": "5"}, "no margin"),
         ({"memory_fraction": "1.5"}, "no share"),

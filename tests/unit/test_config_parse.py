@@ -174,7 +174,15 @@ def test_devices(text):
     assert parse.parse_device(text) == text
 
 
-@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:0,", "cpu,cuda:0", "0"])
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("1", "cuda:1"), ("0,1", "cuda:0,cuda:1"), ("0, cuda:3", "cuda:0,cuda:3"), ("cpu,cpu", "cpu,cpu")],
+)
+def test_several_devices(text, meant):
+    assert parse.parse_device(text) == meant
+
+
+@pytest.mark.parametrize("text", ["gpu", "cuda:", "cuda:0,", "cpu,cuda:0", "0,", "-1"])
 def test_what_is_no_device(text):
     with pytest.raises(UsageError, match="is not a device"):
         parse.parse_device(text)
@@ -185,6 +193,30 @@ def test_what_is_no_device(text):
 )
 def test_switches(text, value):
     assert parse.parse_bool(text) is value
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "spelled"),
+    [
+        ("10", 10, "10"),
+        ("1k", 1000, "1000"),
+        ("5%", 10, "5%"),
+        ("0.5 %", 1, "0.5%"),
+        ("0", 0, "0"),
+        ("0%", 0, "0%"),
+    ],
+)
+def test_quotas(text, most, spelled):
+    quota = parse.parse_quota(text)
+    assert str(quota) == spelled
+    assert not quota.is_exceeded(most, 200)
+    assert quota.is_exceeded(most + 1, 200)
+
+
+@pytest.mark.parametrize("text", ["-1", "-1%", "101%", "%", "", "1.5", "ten", "nan%"])
+def test_what_is_no_quota(text):
+    with pytest.raises(UsageError):
+        parse.parse_quota(text)
 
 
 def test_switches_take_no_other_word():

@@ -108,14 +108,17 @@ def test_a_users_settings_file_is_refused(folder):
         DemoFiles(DemoSettings()).claim()
     assert (folder / "grinf.toml").read_text() == 'model = "mine"\n'
     assert not (folder / "demo").exists()
-    assert DemoFiles(DemoSettings(overwrite=True)).claim() is None
+    with pytest.raises(UsageError, match="move the file away"):
+        DemoFiles(DemoSettings(overwrite=True)).claim()
+    assert (folder / "grinf.toml").read_text() == 'model = "mine"\n'
 
 
 def test_a_folder_of_someone_else_is_refused(folder):
     (folder / "demo").mkdir()
     (folder / "demo" / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="demo exists"):
-        DemoFiles(DemoSettings()).claim()
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match="demo exists"):
+            DemoFiles(DemoSettings(overwrite=overwrite)).claim()
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(folder):

@@ -10,23 +10,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grinf.errors import RowError, TrieFileError, UsageError
+from grinf.jobs.parquet_files import open_parquet
+from grinf.jobs.recall import inputs
 from grinf.jobs.recall.columns import Columns, pick_columns
 from grinf.jobs.recall.inputs import Queries, QueryFile, UnitReader, open_queries
 from grinf.jobs.recall.plan import default_output
 from grinf.jobs.recall.prompts import make_prompter, read_messages
 from grinf.jobs.recall.tokenizer import PromptTokenizer, Template
-from grinf.jobs.recall.units import UNIT_ROWS, plan_units
+from grinf.jobs.recall.units import plan_units
 from tests.recall_world import BOS, SID_BEGIN, VOCABULARY, ids_of, save_tokenizer
 
 
-@given(st.lists(st.lists(st.integers(0, 5000), max_size=4), max_size=4), st.none() | st.integers(1, 12_000))
-def test_units_cover_every_row_once_and_in_order(row_groups: list[list[int]], limit: int | None) -> None:
-    units = plan_units(row_groups, limit)
+@given(
+    st.lists(st.lists(st.integers(0, 5000), max_size=4), max_size=4),
+    st.sampled_from([700, 2048, 10_000]),
+    st.none() | st.integers(1, 12_000),
+)
+def test_units_cover_every_row_once_and_in_order(
+    row_groups: list[list[int]], most_rows: int, limit: int | None
+) -> None:
+    units = plan_units(row_groups, most_rows, limit)
     rows = [(u.file, u.row_group, u.start + i) for u in units for i in range(u.num_rows)]
     every = [(f, g, i) for f, groups in enumerate(row_groups) for g, n in enumerate(groups) for i in range(n)]
     assert rows == every[:limit]
     assert [unit.index for unit in units] == list(range(len(units)))
-    assert all(0 < unit.num_rows <= UNIT_ROWS for unit in units)
+    assert all(0 < unit.num_rows <= most_rows for unit in units)
     assert [unit.first_row for unit in units] == np.cumsum([0, *(u.num_rows for u in units)])[:-1].tolist()
 
 
@@ -34,7 +42,7 @@ def test_units_are_read_in_any_order_from_large_and_small_row_groups(tmp_path: P
     table = pa.table({"query": [f"q{i}" for i in range(7000)], "x": range(7000)})
     pq.write_table(table, tmp_path / "q.parquet", row_group_size=5000)
     queries = open_queries([tmp_path])
-    units = plan_units([file.row_groups for file in queries.files])
+    units = plan_units([file.row_groups for file in queries.files], 2048)
     reader = UnitReader(queries, ["query", "x"])
     for unit in [*units, units[0], units[2], units[1], units[-1]]:
         part = reader.read(unit)
@@ -42,8 +50,23 @@ def test_units_are_read_in_any_order_from_large_and_small_row_groups(tmp_path: P
         assert part.schema.names == ["query", "x"]
 
 
+def test_a_unit_further_on_costs_no_second_look_at_its_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of several gets every other unit, say; starting again each time would read a file n times."""
+    pq.write_table(pa.table({"x": range(60_000)}), tmp_path / "q.parquet", row_group_size=30_000)
+    queries = open_queries([tmp_path])
+    opened: list[Path] = []
+    monkeypatch.setattr(inputs, "open_parquet", lambda path: opened.append(path) or open_parquet(path))
+    reader = UnitReader(queries, ["x"])
+    for unit in plan_units([file.row_groups for file in queries.files], 1000)[1::4]:
+        part = reader.read(unit)["x"].to_pylist()
+        assert part == list(range(unit.first_row, unit.first_row + unit.num_rows))
+    assert len(opened) == 2
+
+
 def pick(schema: dict[str, pa.DataType], **names: str) -> Columns:
-    file = QueryFile(Path("q.parquet"), "", (1,), tuple(schema))
+    file = QueryFile(Path("q.parquet"), "", (0, 0, 0), (1,), tuple(schema))
     return pick_columns(Queries((file,), pa.schema(schema)), names.get("input"), names.get("truth"))
 
 

@@ -1,8 +1,18 @@
 """One table at start, or a reason for every candidate."""
 
+from dataclasses import replace
+
 import pytest
 
-from grinf.backend.registry import OPS, Implementation, KernelRegistry, Needs, Site, default_registry
+from grinf.backend.registry import (
+    OPS,
+    Implementation,
+    KernelRegistry,
+    Needs,
+    Site,
+    default_registry,
+    reference_implementations,
+)
 from grinf.errors import KernelUnavailable, UsageError
 
 CPU = Site("cpu", None, "float32", 64, 2, 64)
@@ -56,6 +66,24 @@ def test_every_rejected_candidate_is_named_with_its_reason() -> None:
 )
 def test_reasons(site: Site, reason: str) -> None:
     assert FAST.needs.rejects(site) == reason
+
+
+@pytest.mark.parametrize(
+    "site",
+    [
+        Site("cuda", 75, "bfloat16", 128, 2, 64),
+        Site("cuda", 90, "bfloat16", 96, 2, 64),
+        Site("cuda", 90, "float16", 128, 2, 64),
+    ],
+)
+def test_a_gpu_never_falls_back_to_the_reference(site: Site) -> None:
+    """This machine lacks CuPy, so that no kernel fits: it is said, and the reference must be asked for."""
+    registry = KernelRegistry([*reference_implementations(), FAST, BROKEN])
+    with pytest.raises(KernelUnavailable, match="torch: is the slow reference") as caught:
+        registry.choose("add_rms_norm", site)
+    assert f"capability {site.sm / 10:.1f}" in str(caught.value)
+    assert registry.choose("add_rms_norm", site, "torch").name == "torch"
+    assert registry.choose("add_rms_norm", replace(site, dtype="float32")).name == "torch"
 
 
 def test_an_override_is_obeyed_or_refused() -> None:

@@ -1,10 +1,13 @@
 """What a command prints: tables for a reader, one document for a program, talk on stderr."""
 
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
 
+from grinf.cli import render
 from grinf.cli.render import CommandResult, Console, Table
 from grinf.errors import DataError, ExitCode, RowError
 
@@ -86,6 +89,24 @@ def test_progress_says_a_line_at_the_start_and_the_end_where_there_is_no_termina
     ]
 
 
+def test_progress_tells_the_time_that_is_left_of_one_stage(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(render.time, "monotonic", lambda: now[0])
+    with Console().progress(timed="tokens") as on_progress:
+        for done in range(5):
+            now[0] = 20.0 * done
+            on_progress("rows", done, 100)
+            on_progress("tokens", 7 * done, 70)
+    assert capsys.readouterr().err.splitlines() == [
+        "rows: 0 / 100 (0%)",
+        "tokens: 0 / 70 (0%)",
+        "rows: 2 / 100 (2%)",
+        "tokens: 14 / 70 (20%), 0:02:40 left",
+        "rows: 4 / 100 (4%)",
+        "tokens: 28 / 70 (40%), 0:02:00 left",
+    ]
+
+
 def test_progress_can_be_turned_off(capsys, monkeypatch):
     monkeypatch.setenv("GRINF_NO_PROGRESS", "1")
     with Console().progress() as on_progress:
@@ -102,3 +123,17 @@ def test_progress_draws_a_bar_per_stage_on_a_terminal(capsys, monkeypatch):
     printed = capsys.readouterr().err
     assert "read" in printed
     assert "2/2" in printed
+
+
+def test_one_bar_tells_the_time_that_is_left(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    with Console().progress(timed="tokens") as on_progress:
+        for done in range(1, 4):
+            on_progress("rows", done, 10)
+            on_progress("tokens", 10 * done, 100 + done)  # The total is an estimate that changes.
+            time.sleep(0.02)
+    lines = capsys.readouterr().err.splitlines()
+    for stage, has_time in (("rows", False), ("tokens", True)):
+        last = [line for line in lines if stage in line][-1]
+        assert bool(re.search(r"\d:\d\d:\d\d", last)) == has_time

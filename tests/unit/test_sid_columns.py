@@ -3,6 +3,8 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from grinf.errors import UsageError
 from grinf.jobs.sid_columns import Fault, SidReader
@@ -139,12 +141,67 @@ def test_nulls_at_the_end_of_level_columns_are_a_short_sid():
     assert sids.fault.tolist() == [0, 0, Fault.NULL_CODE, Fault.NULL_SID]
 
 
-def test_the_form_found_first_is_kept():
+def test_the_texts_of_a_catalogue_have_one_spelling_in_all_batches():
     reader = SidReader()
     assert reader.read([pa.array([None, None], pa.string())], ["sid"]).fault.tolist() == [Fault.NULL_SID] * 2
+    assert reader.read([pa.array(["x"])], ["sid"]).fault.tolist() == [Fault.UNREADABLE]
+    assert reader.read([pa.array(["7"])], ["sid"]).codes.tolist() == [[7]]
     assert reader.read([pa.array(["1-2"])], ["sid"]).codes.tolist() == [[1, 2]]
-    assert reader.read([pa.array(["1,2"])], ["sid"]).fault.tolist() == [Fault.UNREADABLE]
-    assert reader.read([pa.array(["1-2-3"])], ["sid"]).codes.tolist() == [[1, 2, 3]]
+    assert reader.read([pa.array(["1-2-3", "8"])], ["sid"]).codes.tolist() == [[1, 2, 3], [8, -1, -1]]
+    with pytest.raises(UsageError, match="two ways: '7' and '1,2'"):
+        reader.read([pa.array(["1,2"])], ["sid"])
+
+
+TEXTS = st.sampled_from(["3-9-1", "4-0", "7", "3,9,1", "<a_3><b_9>", "<0_1><1_2>", "<1_2><2_3>", "junk", ""])
+
+
+def reading(batches):
+    """SIDs of texts, or "refused" where they are spelled in two ways."""
+    reader, found = SidReader(), {}
+    for batch in batches:
+        try:
+            sids = reader.read([pa.array(batch)], ["sid"])
+        except UsageError:
+            return "refused"
+        rows = zip(batch, sids.codes.tolist(), sids.fault.tolist(), strict=True)
+        found |= {text: None if fault else [code for code in row if code >= 0] for text, row, fault in rows}
+    return found
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=12), st.randoms(use_true_random=False), st.integers(0, 12))
+def test_neither_order_nor_batches_decide_what_a_text_means(texts, rng, cut):
+    one = reading([texts])
+    rng.shuffle(texts)
+    assert reading([batch for batch in (texts[:cut], texts[cut:]) if batch]) == one
+    spellings = {"-" if "-" in text else "," if "," in text else text[:2] for text in texts if len(text) > 1}
+    assert (one == "refused") == (len(spellings - {"ju"}) + ("7" in texts and "<" in "".join(texts)) > 1)
+
+
+def test_sids_to_look_up_are_refused_where_none_is_one():
+    reader = SidReader(is_mixed=True)
+    assert reader.read([pa.array(["x", None])], ["sid"]).fault.tolist() == [Fault.UNREADABLE, Fault.NULL_SID]
+    with pytest.raises(UsageError, match="its first value is 'x'"):
+        reader.refuse_unread()
+
+
+def test_sids_to_look_up_may_each_have_a_spelling_of_their_own():
+    reader = SidReader(is_mixed=True)
+    for _ in range(2):
+        sids = reader.read([pa.array(["3-9", "3,9,1", "x", None, "<a_3><b_9>", "7"])], ["sid"])
+        assert sids.codes[[0, 1, 4, 5]].tolist() == [[3, 9, -1], [3, 9, 1], [3, 9, -1], [7, -1, -1]]
+        assert sids.fault.tolist() == [0, 0, Fault.UNREADABLE, Fault.NULL_SID, 0, 0]
+
+
+def test_one_column_named_as_the_first_level_is_a_level():
+    assert SidReader().read([pa.array([5, 6])], ["sid_0"]).codes.tolist() == [[5], [6]]
+
+
+@pytest.mark.parametrize(("column", "sid_format"), [(["x", "y"], "auto"), (["1-2"], "tokens")])
+def test_texts_that_are_all_unreadable_are_not_blamed_row_by_row(column, sid_format):
+    reader = SidReader(sid_format)
+    reader.read([pa.array(column)], ["sid"])
+    with pytest.raises(UsageError, match=f"its first value is '{column[0]}'.*\n--sid-format is {sid_format}"):
+        reader.refuse_unread()
 
 
 def test_a_column_of_nulls_is_faulty_not_unreadable():
@@ -155,10 +212,8 @@ def test_a_column_of_nulls_is_faulty_not_unreadable():
     ("column", "sid_format", "said"),
     [
         (pa.array([1, 2]), "auto", "integers of one column"),
-        (pa.array([1.5]), "auto", "of type double holds no SIDs"),
+        (pa.array([1.5]), "auto", "of type double holds no SIDs\ncast the codes to integers"),
         (pa.array([[1.5]]), "auto", "holds no SIDs"),
-        (pa.array(["x", "y"]), "auto", "its first value is 'x'"),
-        (pa.array(["1-2"]), "tokens", "--sid-format is tokens"),
         (pa.array(["1-2"]), "nonsense", "is unknown"),
         (pa.array(["1-2"]), "regex:1-2", "has no groups"),
         (pa.array(["1-2"]), "regex:(1", "is no pattern"),

@@ -45,7 +45,7 @@ def test_plan_fills_the_budget_and_not_more() -> None:
 
 def test_a_budget_too_small_names_the_need() -> None:
     shape = KVShape(28, 8, 128, 2)
-    with pytest.raises(CapacityError, match=r"one request needs .* GiB, 0\.10 GiB are planned"):
+    with pytest.raises(CapacityError, match=r"one request needs .* MiB, 102\.4 MiB are planned"):
         plan_memory(shape, (1 << 30) // 10, 64, max_context=1000, num_steps=2, max_width=900, max_slots=8)
 
 

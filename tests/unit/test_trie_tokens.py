@@ -1,5 +1,7 @@
 """(level, code) -> token id."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +14,8 @@ from grinf.config.settings import BuildTrieSettings
 from grinf.errors import TrieFileError, UsageError
 from grinf.jobs.build_trie import run_build_trie
 from grinf.trie import TokenMapping, trie_of
-from grinf.trie.tokens import tokenizer_digest
+from grinf.trie import tokens as tokens_module
+from grinf.trie.tokens import check_tokenizer, load_tokenizer, tokenizer_digest
 
 TEMPLATE = "<{letter}_{code}>"
 
@@ -99,6 +102,87 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(TrieFileError, match="cannot be read"):
         TokenMapping.from_tokenizer(tmp_path, TEMPLATE, [2])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", "null"),
+        ("tokenizer_config.json", '{"a"'),
+        ("tokenizer_config.json", '{"tokenizer_class": 5}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": 5}'),
+        ("special_tokens_map.json", "[]"),
+        ("added_tokens.json", "[1]"),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "\xff"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer.json", '"model"'),
+    ],
+)
+def test_a_broken_tokenizer_is_told_by_its_file(tmp_path, name, text):
+    save_tokenizer(tmp_path, all_tokens([2]))
+    (tmp_path / name).write_bytes(text.encode("latin1"))
+    with pytest.raises(TrieFileError, match=rf"{name}.* cannot be read|tokenizer in .* cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"type": "Nope"}, {"vocab": {"a": "x"}}, {"merges": 5}, None])
+def test_what_the_library_in_rust_refuses_is_told(tmp_path, change):
+    save_tokenizer(tmp_path, all_tokens([2]))
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    whole["model"] = None if change is None else whole["model"] | change
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(TrieFileError, match="cannot be read"):
+        load_tokenizer(tmp_path)
+
+
+def bound(folder, tokens, sizes=(2, 3), end=None):
+    """A trie whose tokens were looked up in a new tokenizer of some tokens."""
+    save_tokenizer(folder, tokens)
+    trie = trie_of(np.array([[0, 1], [1, 2]]), [5, 6], codebook_sizes=sizes, end_token=end)
+    return trie.with_tokens(TokenMapping.from_tokenizer(folder, TEMPLATE, sizes, end))
+
+
+@pytest.mark.parametrize("end", [None, "<end>"])
+def test_f59_a_model_must_have_the_tokens_of_the_trie(tmp_path, end):
+    tokens = [*all_tokens([2, 3]), "<end>"]
+    trie = bound(tmp_path / "one", tokens, end=end)
+    assert check_tokenizer(trie, tmp_path / "one")
+    save_tokenizer(tmp_path / "more", [*tokens, "<other>"])
+    assert tokenizer_digest(tmp_path / "more") != tokenizer_digest(tmp_path / "one")
+    assert check_tokenizer(trie, tmp_path / "more")
+    (tmp_path / "none").mkdir()
+    assert not check_tokenizer(trie, tmp_path / "none")
+    swapped = [*tokens[:3], tokens[4], tokens[3], "<end>"]
+    token_id = save_tokenizer(tmp_path / "swapped", swapped)
+    with pytest.raises(UsageError, match="'<b_1>' is token 24 in the trie") as error:
+        check_tokenizer(trie, tmp_path / "swapped")
+    assert error.value.why.endswith(f"it is {token_id('<b_1>')}")
+    save_tokenizer(tmp_path / "fewer", tokens[:-2])
+    with pytest.raises(UsageError, match=r"'<b_2>' is token 25 in the trie\n.*it is no token"):
+        check_tokenizer(trie, tmp_path / "fewer")
+
+
+def test_f59_the_end_of_short_sids_is_compared_too(tmp_path):
+    tokens = all_tokens([2, 3])
+    trie = bound(tmp_path / "one", [*tokens, "<x>", "<end>"], end="<end>")
+    save_tokenizer(tmp_path / "two", [*tokens, "<end>"])
+    with pytest.raises(UsageError, match="'<end>' is token 27 in the trie"):
+        check_tokenizer(trie, tmp_path / "two")
+
+
+def test_a_stray_code_is_told_before_every_code_is_spelled(tmp_path, monkeypatch):
+    save_tokenizer(tmp_path, all_tokens([3]))
+    spelled = []
+    spell = tokens_module._spell
+    monkeypatch.setattr(tokens_module, "_spell", lambda *given: spelled.append(given) or spell(*given))
+    used = np.zeros(1 << 20, bool)
+    used[[0, 2, -1]] = True
+    with pytest.raises(UsageError, match="1 SID tokens are not one token each"):
+        TokenMapping.from_tokenizer(tmp_path, TEMPLATE, [1 << 20], None, [used])
+    assert len(spelled) < 10
 
 
 def test_bases():

@@ -18,10 +18,12 @@ class Claim:
     """What the probes of a point say.
 
     Attributes:
-        status: `ok`; `infeasible`: the idle engine misses the SLA; `budget`: time ran out first;
-            `unstable`: no rate could be confirmed; `invalid`: the load came late.
+        status: `ok`; `infeasible`: the idle engine misses the SLA; `below_range`: it meets it, but the lowest
+            rate that was tried does not; `budget`: time ran out first; `unstable`: no rate could be
+            confirmed; `invalid`: the load came late; `failing`: the idle engine does not answer every
+            request; `lost`: requests were never answered, or twice.
         max_rate: Highest passing rate, requests/s; None without a claim.
-        first_failing_rate: Lowest rate above it that failed.
+        first_failing_rate: Lowest rate above it that failed; without a claim the lowest that was tried.
         floor_ms: Median latency of the idle engine.
         capacity_rps: Completions/s of the full engine.
         closed_avg_rps, closed_concurrency: Highest closed-loop rate with an average inside the limit.
@@ -57,17 +59,22 @@ def conclude(
         stages[probe.record.stage].append(probe)
     closed = stages[Stage.FLOOR] + stages[Stage.CLOSED] + stages[Stage.CAPACITY]
     searched = stages[Stage.CONFIRM] + stages[Stage.BRACKET] + stages[Stage.REFINE] if open_loop else closed
-    if open_loop and PRESETS[preset].confirm_runs:
+    status = _status(stages, finished)
+    if status:
+        evidence = []
+    elif open_loop and PRESETS[preset].confirm_runs:
         evidence = _confirmed_runs(stages[Stage.CONFIRM], slas, PRESETS[preset].confirm_runs)
     else:
         evidence = _fastest(p for p in (stages[Stage.BRACKET] if open_loop else closed) if p.passed)
     average = _fastest(p for p in closed if p.latency_ms["avg"] * 1e6 <= slas[0].limit_ns)
     max_rate = evidence[0].rate if evidence else None
-    above = [probe for probe in searched if not probe.passed and probe.rate > (max_rate or math.inf)]
+    above = [probe for probe in searched if not probe.passed and probe.rate > (max_rate or 0.0)]
     surest = [probe for probe in above if probe.record.stage is Stage.CONFIRM] or above
-    capacity = stages[Stage.CAPACITY][-1].rate_achieved if stages[Stage.CAPACITY] else None
+    capacity = next((p.rate for p in stages[Stage.CAPACITY][-1:] if p.rate > 0), None)
+    swept = stages[Stage.BRACKET] if open_loop else closed
+    bound = all(p.passed for p in swept) and (max_rate or 0.0) > (1 - PRECISION) * (capacity or math.inf)
     return Claim(
-        status="ok" if evidence else _status(stages) if finished else "budget",
+        status=status or ("ok" if evidence else _without_claim(stages)),
         max_rate=max_rate,
         first_failing_rate=min((probe.rate for probe in surest), default=None),
         floor_ms=stages[Stage.FLOOR][-1].latency_ms["p50"] if stages[Stage.FLOOR] else None,
@@ -75,12 +82,12 @@ def conclude(
         closed_avg_rps=average[0].rate_achieved if average else None,
         closed_concurrency=average[0].record.concurrency if average else None,
         evidence=evidence,
-        flags=_flags(stages[Stage.BRACKET], evidence, slas, preset, capacity) if evidence else [],
+        flags=_flags(stages[Stage.BRACKET], evidence, slas, preset, bound=bound) if evidence else [],
     )
 
 
 def _fastest(probes: Iterable[Probe]) -> list[Probe]:
-    return sorted(probes, key=lambda probe: probe.rate)[-1:]
+    return sorted((probe for probe in probes if probe.rate > 0), key=lambda probe: probe.rate)[-1:]
 
 
 def _confirmed_runs(probes: list[Probe], slas: Sequence[Sla], planned: int) -> list[Probe]:
@@ -93,17 +100,27 @@ def _confirmed_runs(probes: list[Probe], slas: Sequence[Sla], planned: int) -> l
     return by_rate[max(passing)] if passing else []
 
 
-def _status(stages: dict[Stage, list[Probe]]) -> str:
+def _status(stages: dict[Stage, list[Probe]], finished: bool) -> str:
+    """Why there can be no claim, whatever the rates say; empty: there can be one."""
+    if any(probe.n_lost for probes in stages.values() for probe in probes):
+        return "lost"
+    if not finished:
+        return "budget"
+    return "failing" if any(probe.n_error for probe in stages[Stage.FLOOR][-1:]) else ""
+
+
+def _without_claim(stages: dict[Stage, list[Probe]]) -> str:
     """Why a finished search has no claim."""
     searched = [*stages[Stage.BRACKET], *stages[Stage.CONFIRM]]
     if any(probe.verdict == "invalid" for probe in searched):
         return "invalid"
-    ever = any(probe.passed for probe in stages[Stage.BRACKET] or stages[Stage.FLOOR])
-    return "unstable" if ever else "infeasible"
+    if any(probe.passed for probe in stages[Stage.BRACKET]):
+        return "unstable"
+    return "below_range" if any(probe.passed for probe in stages[Stage.FLOOR]) else "infeasible"
 
 
 def _flags(
-    bracket: list[Probe], evidence: list[Probe], slas: Sequence[Sla], preset: str, capacity: float | None
+    bracket: list[Probe], evidence: list[Probe], slas: Sequence[Sla], preset: str, *, bound: bool
 ) -> list[str]:
     """Doubts about a claim, by name: what its runs say of themselves, then what the search saw."""
     rate, failed = evidence[0].rate, [probe for probe in bracket if not probe.passed]
@@ -112,7 +129,7 @@ def _flags(
     doubts = {
         "unconfirmed": not PRESETS[preset].confirm_runs,
         "indicative": sum(p.n for p in evidence) < max(LEAST_N.get(sla.stat, 0) for sla in slas),
-        "capacity_bound": not failed and capacity is not None and rate > (1 - PRECISION) * capacity,
+        "capacity_bound": bound,
         "non_monotone": any(probe.rate < (1 - PRECISION) * rate for probe in failed),
         "cliff": calm and any(max(probe.misses) > 0.05 * probe.n for probe in near),
     }

@@ -27,6 +27,7 @@ class Comparison:
             `faster`, `slower`, or `~` where the interval holds 1.
         geomean: Of the ratios.
         infeasible: Points without a rate in the baseline and in the candidate; they are in no ratio.
+        lost: Points that the candidate cannot be judged by, and why.
         differences: What differs between the environments.
         notes: What to keep in mind.
     """
@@ -34,12 +35,18 @@ class Comparison:
     rows: list[dict[str, Any]]
     geomean: float | None
     infeasible: tuple[int, int]
+    lost: list[str]
     differences: list[str]
     notes: list[str]
 
-    def slower_than(self, share: float) -> bool:
-        """Whether some point is slower by more than `share` for certain."""
-        return any(row["high"] < 1 - share for row in self.rows)
+    def gate(self, share: float) -> list[str]:
+        """Why the candidate does not pass: what is slower by more than `share` for certain, or unproven."""
+        slower = [
+            f"{_name(row)} is slower: the ratio is {row['high']:.4g} at best"
+            for row in self.rows
+            if row["high"] < 1 - share
+        ]
+        return slower + self.lost + ["no point was compared"] * (not self.rows)
 
 
 def compare_runs(paths: Sequence[Path], *, force: bool = False) -> Comparison:
@@ -51,15 +58,22 @@ def compare_runs(paths: Sequence[Path], *, force: bool = False) -> Comparison:
     runs = [RunDir.open(path) for path in paths]
     base, *others = [summarise(run) for run in runs]
     if not others:
-        if not base.ratios:
+        if not base.header["rival"]:
             raise UsageError(
                 f"{paths[0]} is not an interleaved run", fix="name two runs, or use --versus or --aa"
             )
         rows = [row | {"verdict": _verdict(row["low"], row["high"])} for row in base.ratios]
-        return Comparison(rows, _geomean(rows), (0, 0), [], [])
+        rated = {row["point"] for row in rows}
+        lost = [line for row in base.rows if (line := _unproven(row, row["point"] in rated))]
+        return Comparison(rows, _geomean(rows), (0, 0), lost, [], lost)
     candidate = {tuple(row[name] for name in KEY): row for row in others[0].rows}
     matched = [(row, candidate.get(tuple(row[name] for name in KEY))) for row in base.rows]
     pairs = [(a, b) for a, b in matched if b is not None]
+    known = {tuple(row[name] for name in KEY) for row in base.rows}
+    missing = [f"{_name(a)} is in the baseline only" for a, b in matched if b is None]
+    extra = [f"{_name(row)} is in the candidate only" for key, row in candidate.items() if key not in known]
+    judged = [(b, bool(b["max_rate"] or not a["max_rate"])) for a, b in pairs]
+    lost = missing + [line for row, rated in judged if (line := _unproven(row, rated))]
     terms = [(name, base.header[name], others[0].header[name]) for name in ("sla", "arrival")]
     terms += [(f"the work of {a['point']}", a["workload_hash"], b["workload_hash"]) for a, b in pairs]
     differing = next((term for term in terms if term[1] != term[2]), None)
@@ -68,12 +82,24 @@ def compare_runs(paths: Sequence[Path], *, force: bool = False) -> Comparison:
         raise UsageError(what, "their rates do not mean the same", "add --force to compare anyway")
     rows = [_row(a, b) for a, b in pairs if a["max_rate"] and b["max_rate"]]
     infeasible = sum(not a["max_rate"] for a, _ in pairs), sum(not b["max_rate"] for _, b in pairs)
-    notes = [SEPARATE] + ["FORCED: the runs did not do the same work"] * (differing is not None)
+    forced = ["FORCED: the runs did not do the same work"] * (differing is not None)
+    notes = [*extra, *lost, SEPARATE, *forced]
     left, right = (_flat(run.read_json("env.json")) for run in runs)
     names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
     names = [name for name in names if not any(word in name for word in PASSING)]
     differences = [f"{name}: {left.get(name)} / {right.get(name)}" for name in names]
-    return Comparison(rows, _geomean(rows), infeasible, differences, notes)
+    return Comparison(rows, _geomean(rows), infeasible, lost, differences, notes)
+
+
+def _name(row: dict[str, Any]) -> str:
+    return " ".join(str(row[name]) for name in KEY if row[name])
+
+
+def _unproven(row: dict[str, Any], rated: bool) -> str:
+    """Why a candidate's point proves nothing; empty: it does."""
+    if row["verify"] == "failed":
+        return f"{_name(row)} gave wrong answers"
+    return "" if rated else f"{_name(row)} has no rate in the candidate: {row['status']}"
 
 
 def _row(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:

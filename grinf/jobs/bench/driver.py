@@ -12,10 +12,15 @@ from typing import Any, Protocol
 
 import xxhash
 
-from grinf.errors import RowError
+from grinf.errors import EnvironmentFault, RowError
 from grinf.jobs.bench.clock import Clock, VirtualClock
 from grinf.jobs.bench.load import ClosedLoop, OpenLoop, Phase
 from grinf.state.request import RecallResult, Request, Timeline
+
+LOST, TWICE, NO_BEAMS = "lost", "answered_twice", "no_beams"
+"""Errors that the driver sees: an engine that is done without an answer, a second answer, an empty one."""
+STALLED_NS = 600_000_000_000
+"""A busy engine that has answered nothing for this long never will."""
 
 
 class BenchEngine(Protocol):
@@ -118,11 +123,14 @@ def drive(
         prompt: Token ids of request i.
         watch: Ends the probe early.
         finish: Work that belongs to an answer, such as mapping SIDs to items; done before the answer counts.
+
+    Raises:
+        EnvironmentFault: The engine answers a request that nobody asked, or nothing for ten minutes.
     """
     with _quiet_collector(clock):
         recording = Recording(clock.now_ns())
         samples, start = recording.samples, recording.start_ns
-        oldest = in_flight = 0
+        oldest = in_flight = answered_ns = 0
         slept = False
         while True:
             now = clock.now_ns() - start
@@ -133,6 +141,8 @@ def drive(
                 else:
                     watch.answered(samples[index])
             if engine.is_idle:
+                _lose(samples[oldest:], now, watch)
+                oldest, in_flight, answered_ns = len(samples), 0, now
                 upcoming = None if recording.aborted else arrivals.next_ns()
                 if upcoming is None:
                     return recording
@@ -141,15 +151,40 @@ def drive(
                 continue
             slept = False
             for result in engine.step():
+                sample = _sample_of(samples, result)
+                if sample.done_ns >= 0:
+                    sample.error = TWICE
+                    continue
                 in_flight -= 1
-                sample = samples[result.request_id]
                 _answer(sample, result, finish)
-                sample.done_ns = clock.now_ns() - start
+                sample.done_ns = answered_ns = clock.now_ns() - start
                 watch.answered(sample)
             while oldest < len(samples) and samples[oldest].done_ns >= 0:
                 oldest += 1
-            waited = clock.now_ns() - start - samples[oldest].sched_ns if oldest < len(samples) else 0
+            now = clock.now_ns() - start
+            waited = now - samples[oldest].sched_ns if oldest < len(samples) else 0
             recording.aborted = recording.aborted or watch.reason(waited, in_flight)
+            _check_pulse(now - answered_ns, in_flight)
+
+
+def _lose(samples: Sequence[Sample], now_ns: int, watch: Watch) -> None:
+    """Give up on what an idle engine has not answered."""
+    for sample in (sample for sample in samples if sample.done_ns < 0):
+        sample.done_ns, sample.error = now_ns, LOST
+        watch.answered(sample)
+
+
+def _check_pulse(silent_ns: int, in_flight: int) -> None:
+    if silent_ns > STALLED_NS and in_flight:
+        why = f"it holds {in_flight} requests, and has answered nothing for {silent_ns // 10**9} s"
+        raise EnvironmentFault("the engine stands still", why)
+
+
+def _sample_of(samples: Sequence[Sample], result: RecallResult) -> Sample:
+    if not 0 <= result.request_id < len(samples):
+        why = f"{len(samples)} requests were handed over, numbered from 0"
+        raise EnvironmentFault(f"the engine answered request {result.request_id}", why)
+    return samples[result.request_id]
 
 
 def _submit(engine: BenchEngine, sample: Sample, request: Request) -> bool:
@@ -162,10 +197,12 @@ def _submit(engine: BenchEngine, sample: Sample, request: Request) -> bool:
 
 
 def _answer(sample: Sample, result: RecallResult, finish: Callable[[RecallResult], object]) -> None:
-    if result.error is None:
-        finish(result)
-    else:
+    if result.error is not None:
         sample.error = result.error.code
+    elif not result.beams_returned:
+        sample.error = NO_BEAMS
+    else:
+        finish(result)
     sample.timeline, sample.beams_returned = result.timeline, result.beams_returned
     sample.out_digest = xxhash.xxh3_64_intdigest(result.sids.tobytes())
 

@@ -4,20 +4,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from grinf.backend.interface import EngineOptions
 from grinf.config import parse
+from grinf.config.fields import Dtype
 from grinf.config.settings import BenchSettings
 from grinf.errors import UsageError
 from grinf.jobs.bench.clock import Clock, VirtualClock
 from grinf.jobs.bench.driver import BenchEngine
-from grinf.jobs.bench.point import Point
+from grinf.jobs.bench.point import SYNTHETIC, Point
 from grinf.jobs.bench.sim import BatchServer, SimEngine
 from grinf.trie import TokenMapping, Trie
+from grinf.trie.tokens import check_tokenizer
 
 KINDS = ("grinf", "hf", "sim")
-SYNTHETIC = "synthetic:"
 Parsers = Mapping[str, Callable[[str], Any]]
 SIM_FIELDS: Parsers = {
     "base": parse.parse_duration_ns,
@@ -30,12 +31,26 @@ SYNTHETIC_FIELDS: Parsers = {
     "codebook": parse.parse_count,
     "skew": parse.parse_float,
 }
+
+
+def _positive(text: str) -> int:
+    if (count := parse.parse_count(text)) < 1:
+        raise UsageError(f"{text!r} is below 1", fix="write a count of at least 1")
+    return count
+
+
+def _dtype(text: str) -> str:
+    if text not in get_args(Dtype):
+        raise parse.unknown("dtype", text, get_args(Dtype))
+    return text
+
+
 OPTION_FIELDS: Parsers = {
-    "dtype": str,
+    "dtype": _dtype,
     "graphs": parse.parse_bool,
-    "max_batch": parse.parse_count,
-    "max_batch_tokens": parse.parse_count,
-    "page_size": parse.parse_count,
+    "max_batch": _positive,
+    "max_batch_tokens": _positive,
+    "page_size": _positive,
 }
 
 
@@ -47,12 +62,28 @@ class OpenEngine:
         max_batch: Requests that it holds at once.
         trie: Catalogue, bound to the model's tokens; None: the search is free.
         options: How a real engine was built; None for the simulated one.
+        max_context: Longest prompt, tokens; None: any.
+        sids_only: Its answers hold neither scores nor items, as those of transformers.
     """
 
     engine: BenchEngine
     max_batch: int
     trie: Trie | None = None
     options: EngineOptions | None = None
+    max_context: int | None = None
+    sids_only: bool = False
+
+
+def check_spec(spec: str) -> None:
+    """Check how an engine is spelled, without opening it.
+
+    Raises:
+        UsageError: Another word than an engine's, or an option that it does not take.
+    """
+    if kind_of(spec) == "sim":
+        sim_server(spec)
+    else:
+        _option_fields(spec)
 
 
 def kind_of(spec: str) -> str:
@@ -85,15 +116,21 @@ def open_engine(settings: BenchSettings, spec: str, point: Point, clock: Clock) 
     if isinstance(clock, VirtualClock):
         server = sim_server(spec)
         return OpenEngine(SimEngine(server, clock, point.beams), server.max_batch)
+    if len(settings.devices) > 1:
+        from grinf.jobs.bench.fleet import open_fleet
+
+        return open_fleet(settings, spec, point)
     options = _engine_options(settings, spec, point)
     trie = load_catalog(point.catalog, options.model) if point.catalog else None
     if kind_of(spec) == "hf":
         from grinf.jobs.bench.hf import HfEngine
 
-        return OpenEngine(HfEngine(options, trie), 1, trie, options)
+        baseline = HfEngine(options, trie)
+        return OpenEngine(baseline, 1, trie, options, baseline.max_context, sids_only=True)
     from grinf.runtime.engine import Engine
 
-    return OpenEngine(Engine.load(options, trie), options.max_batch, trie, options)
+    engine = Engine.load(options, trie)
+    return OpenEngine(engine, options.max_batch, trie, options, engine.max_context)
 
 
 def _engine_options(settings: BenchSettings, spec: str, point: Point) -> EngineOptions:
@@ -103,16 +140,25 @@ def _engine_options(settings: BenchSettings, spec: str, point: Point) -> EngineO
     score = parse.parse_score(point.score)
     common: dict[str, Any] = {**settings.engine_options(), "beams": point.beams}
     options = EngineOptions(**common)
-    changes = _fields(spec, {**OPTION_FIELDS, **dict.fromkeys(OPS, str)})
+    changes = _option_fields(spec)
     kernels = {op: changes.pop(op) for op in OPS if op in changes}
     return replace(
         options, score=score.mode, score_k=score.k, kernels={**options.kernels, **kernels}, **changes
     )
 
 
+def _option_fields(spec: str) -> dict[str, Any]:
+    from grinf.backend.registry import OPS
+
+    return _fields(spec, {**OPTION_FIELDS, **dict.fromkeys(OPS, str)})
+
+
 def _fields(spec: str, parsers: Parsers) -> dict[str, Any]:
     given = spec.partition(":")[2]
-    return parse.parse_fields(given, parsers) if given else {}
+    try:
+        return parse.parse_fields(given, parsers) if given else {}
+    except UsageError as error:
+        raise UsageError(f"{spec}: {error.what}", error.why, error.fix) from error
 
 
 @lru_cache(maxsize=1)
@@ -121,7 +167,9 @@ def load_catalog(spec: str, model: str) -> Trie:
     from grinf.model.config import read_config
 
     trie = _synthetic(spec) if spec.startswith(SYNTHETIC) else Trie.open(Path(spec))
+    trie = replace(trie, views={}, deleted=None)  # The catalogue as built, which every engine can search.
     if trie.token_ids is not None:
+        check_tokenizer(trie, Path(model))
         return trie
     sizes, has_end = trie.codebook_sizes, any(end is not None for end in trie.end_codes)
     end = read_config(Path(model)).vocab_rows - 1

@@ -45,8 +45,10 @@ def describe_environment() -> dict[str, Any]:
 
 def machine_name(environment: dict[str, Any]) -> str:
     """The GPU, or the processor where there is none, in a few words."""
-    gpus = environment.get("gpus") or []
-    return gpus[0]["name"] if gpus else f"{environment['cpu']} ({environment['cores']} cores)"
+    gpus = environment.get("gpus")
+    if isinstance(gpus, list) and gpus and isinstance(gpus[0], dict):
+        return str(gpus[0].get("name", "unknown GPU"))
+    return f"{environment.get('cpu', 'unknown processor')} ({environment.get('cores', '?')} cores)"
 
 
 def _read(path: Path) -> str:

@@ -25,7 +25,7 @@ class HfEngine:
     """
 
     def __init__(self, options: EngineOptions, trie: Trie | None) -> None:
-        if len(set(options.beams)) > 1 or options.score != "vocab" or options.score_margin is not None:
+        if not self.can_search(options):
             why = "transformers knows one fixed width and full-vocabulary scores"
             raise UsageError("--engine hf cannot run this point", why, "use --beams 900 --score vocab")
         self._width, self._trie = options.beams[0], trie
@@ -35,6 +35,16 @@ class HfEngine:
         self._model: Any = load_hf_model(options, self._device)
         self.vocab_rows: int = self._model.config.vocab_size
         self._waiting: deque[Request] = deque()
+
+    @staticmethod
+    def can_search(options: EngineOptions) -> bool:
+        """Whether transformers knows this search."""
+        return len(set(options.beams)) == 1 and options.score == "vocab" and options.score_margin is None
+
+    @property
+    def max_context(self) -> int:
+        """Longest prompt, tokens."""
+        return int(self._model.config.max_position_embeddings) - self.levels
 
     @property
     def is_idle(self) -> bool:

@@ -2,14 +2,15 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from grinf.config.parse import Score
 from grinf.config.settings import BenchSettings
 from grinf.errors import UsageError
-from grinf.jobs.bench.engines import kind_of, sim_server
-from grinf.jobs.bench.point import Point
+from grinf.jobs.bench.engines import check_spec, kind_of
+from grinf.jobs.bench.point import Point, file_name
 
 NOT_IDENTITY = {"output", "name", "resume", "dry_run", "budget", "verify"}
 """Settings that do not change what a run measures: it can be resumed with others."""
@@ -70,29 +71,48 @@ def make_plan(settings: BenchSettings) -> Plan:
     Raises:
         UsageError: An engine that does not exist, or two that run on different clocks.
     """
-    virtual = kind_of(settings.engine) == "sim"
-    if virtual:
-        sim_server(settings.engine)
-    rival = f"{settings.engine}#2" if settings.aa else settings.versus or ""
-    if rival and (kind_of(rival.removesuffix("#2")) == "sim") != virtual:
+    check_spec(settings.engine)
+    virtual, rival = kind_of(settings.engine) == "sim", _rival(settings)
+    if virtual and "," in settings.device:
+        why = "it runs on no device"
+        raise UsageError(f"{settings.engine} takes no --devices {settings.device}", why, "leave them out")
+    if not re.fullmatch(r"\w[\w.-]*", settings.name):
+        why = "it becomes part of a folder's name"
         raise UsageError(
-            f"{settings.engine} and {rival} run on different clocks", fix="compare engines of one kind"
+            f"--name {settings.name!r} is no name", why, "take letters, digits, '-', '_' and '.'"
         )
-    defaults = GPU if not virtual and settings.device != "cpu" and _has_gpu() else CPU
+    defaults = GPU if not virtual and settings.devices[0] != "cpu" and _has_gpu() else CPU
     if settings.model is None and not virtual:
         settings = settings.model_copy(update={"model": shipped_model(defaults.model)})
     if rival and not settings.aa and settings.memory_fraction is None:
         settings = settings.model_copy(update={"memory_fraction": 0.45})  # both engines are resident
-    points = tuple(
+    points = [
         Point(settings.engine, length, beams, catalog, str(score))
         for catalog in _catalogs(settings, defaults)
         for score in _scores(settings, catalog)
         for beams in settings.beams or defaults.beams
         for length in sorted(settings.input_len or defaults.input_len)
-    )
+    ]
+    points = tuple({point.key: point for point in points}.values())  # A catalogue may be named twice.
     unasked = settings.budget is None and settings.preset is None and not virtual
     budget_ns = defaults.budget_ns if unasked else settings.budget
     return Plan(settings, points, settings.preset or defaults.preset, budget_ns, rival, defaults.assumed_rps)
+
+
+def _rival(settings: BenchSettings) -> str:
+    """Spelling of the second engine; empty: there is none."""
+    engine, rival = settings.engine, settings.versus
+    if rival is None:
+        return f"{engine}#2" if settings.aa else ""
+    check_spec(rival)
+    if settings.aa:
+        why = "--aa is an engine against itself"
+        raise UsageError(f"--aa takes no --versus {rival}", why, "give one of them")
+    if (kind_of(engine) == "sim") != (kind_of(rival) == "sim"):
+        raise UsageError(f"{engine} and {rival} run on different clocks", fix="compare engines of one kind")
+    if file_name(engine) == file_name(rival):
+        raise UsageError(f"--versus {rival} is the engine itself", fix="use --aa to compare it with itself")
+    return rival
 
 
 def shipped_model(name: str) -> Path:

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grinf.config.parse import Sla, format_duration
+from grinf.jobs.bench.point import SYNTHETIC
 from grinf.jobs.bench.probe import Stage
-from grinf.jobs.bench.run_dir import RunDir, replacing
+from grinf.jobs.bench.run_dir import RunDir
 from grinf.jobs.bench.summary import Summary, footer
+from grinf.trie.publish import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import SubFigure
@@ -23,9 +26,14 @@ BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = COLOURS = (
 )
 """Told apart with every common colour blindness. Source: Okabe and Ito (2008)."""
 MARKERS = "osD^vP*"
+STYLES = [(COLOURS[i % 7], MARKERS[(i + i // 7) % 7]) for i in range(49)]
+"""Colour and marker of a line: both differ from one to the next, and no pair comes twice."""
+STATS = {"avg": YELLOW, "p50": SKY, "p90": GREEN, "p95": BLUE, "p99": BLACK, "p99.9": PINK, "max": ORANGE}
+"""Colours of statistics."""
 SEARCH = (Stage.BRACKET, Stage.REFINE, Stage.CONFIRM)
-LINE_COLUMNS = ("engine", "beams", "score", "catalog")
+LINE_COLUMNS = ("engine", "beams", "constraint", "catalog", "score")
 POINT_COLUMNS = ("input_len", "status", "max_rate", "first_failing_rate", "floor_ms", "closed_avg_rps")
+UNCONFIRMED = "indicative, not confirmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +56,8 @@ def draw_all(run: RunDir, summary: Summary) -> list[Path]:
         figure = Figure(figsize=(8.5, chart.height), layout="constrained")
         parts: Any = figure.subfigures(3, 1, height_ratios=(0.35, chart.height - 0.6, 0.25))
         head, body, foot = parts
-        data = {"sla": summary.header["sla"], "sla_ms": summary.limit_ms, **chart.data}
+        limits = [{"stat": sla.stat, "ms": sla.limit_ns / 1e6} for sla in summary.slas]
+        data = {"sla": summary.header["sla"], "limits": limits, **chart.data}
         chart.draw(body, data)
         head.text(0.5, 0.5, chart.title, ha="center", va="center", fontsize=12, fontweight="bold")
         foot.text(0.5, 0.5, footer(summary), ha="center", va="center", fontsize=7, color="#555555")
@@ -61,12 +70,20 @@ def draw_all(run: RunDir, summary: Summary) -> list[Path]:
 
 def _charts(summary: Summary) -> Iterator[Chart]:
     rows = [row for row in summary.rows if row["status"] != "interleaved"]
-    sla = " and ".join(text.replace(":", " ≤ ") for text in summary.header["sla"])
+    labels = dict(
+        zip((row["point"] for row in rows), _labels(rows, ("input_len", *LINE_COLUMNS)), strict=True)
+    )
+    rated, sla = [row for row in rows if row["max_rate"]], " and ".join(map(_limit, summary.slas))
+    doubt = f" ({UNCONFIRMED})" if rated and all(map(_unconfirmed, rated)) else ""
     for constraint in ("free", "constrained"):
         if lines := _lines([row for row in rows if row["constraint"] == constraint]):
-            title = f"Highest request rate with {sla} ({constraint} search)"
-            yield Chart(f"sla_throughput_vs_len_{constraint}", title, {"lines": lines}, _draw_throughput)
-    panels = [panel for row in rows if (panel := _latency_panel(summary, row))["probes"]]
+            title = f"Highest request rate with {sla}, {constraint} search{doubt}"
+            lengths = {point["input_len"] for line in lines for point in line["points"]}
+            height = 5.0 + 0.4 * len(lines) / _legend_columns(lines) if len(lengths) > 1 else _height(lines)
+            yield Chart(
+                f"sla_throughput_vs_len_{constraint}", title, {"lines": lines}, _draw_throughput, height
+            )
+    panels = [panel for row in rows if (panel := _latency_panel(summary, row, labels))["probes"]]
     title = f"Latency under load, {sla}"
     for panel in panels:
         yield Chart(f"latency_throughput_{panel['point']}", title, {"panels": [panel]}, _draw_latency)
@@ -74,62 +91,105 @@ def _charts(summary: Summary) -> Iterator[Chart]:
         height = 1.0 + 2.8 * ((len(panels) + 1) // 2)
         yield Chart("latency_throughput_grid", title, {"panels": panels}, _draw_latency, height)
     bars = [
-        {"label": f"{_label(row)} ({'at the claim' if part == 'claim' else 'idle'})", "stages": stages}
+        {"label": f"{labels[row['point']]} ({_at(row) if part == 'claim' else 'idle'})", "stages": stages}
         for row in rows
         for part, stages in summary.stages.get(row["point"], {}).items()
     ]
     if bars:
         title, height = "Where the time of a median request goes", 1.8 + 0.3 * len(bars)
         yield Chart("stage_breakdown", title, {"bars": bars}, _draw_stages, height)
-    rated = [row for row in rows if row["max_rate"]]
-    if len({(row["beams"], row["constraint"]) for row in rated}) > 1:
-        kept = ("input_len", "beams", "constraint", "max_rate")
-        data = {"rows": [{name: row[name] for name in kept} for row in rated]}
-        yield Chart("schedules", f"Highest request rate with {sla}, by beam schedule", data, _draw_schedules)
+    if len(lines := _lines(rated)) > 1:
+        title = f"Highest request rate with {sla}{doubt}"
+        yield Chart("schedules", title, {"lines": lines}, _draw_rates, _height(lines))
     if panels:
         height = 1.2 + 1.5 * len(panels)
         yield Chart("search_path", f"How each rate was found, {sla}", {"panels": panels}, _draw_path, height)
 
 
-def _label(row: dict[str, Any]) -> str:
-    return f"{row['input_len']} tokens, beams {row['beams']}, {row['constraint']}"
+def _height(lines: Sequence[dict[str, Any]]) -> float:
+    """Of a figure with a bar per point, inches."""
+    return 1.8 + 0.26 * sum(len(line["points"]) for line in lines)
+
+
+def _limit(sla: Sla) -> str:
+    return f"{sla.stat} ≤ {format_duration(sla.limit_ns)}"
+
+
+def _unconfirmed(row: dict[str, Any]) -> bool:
+    return "unconfirmed" in row["flags"]
+
+
+def _at(row: dict[str, Any]) -> str:
+    return f"at {row['max_rate']:.3g}/s, {'not confirmed' if _unconfirmed(row) else 'the claim'}"
+
+
+def _labels(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[str]:
+    """What tells each row from the others: the columns that differ."""
+    catalogs = {row["catalog"] for row in rows if row["catalog"]}
+    clash = len({catalog.rsplit("/", 1)[-1] for catalog in catalogs}) < len(catalogs)
+
+    def text(name: str, row: dict[str, Any]) -> str:
+        if name == "catalog":
+            return row[name].removeprefix(SYNTHETIC).rsplit("/", 0 if clash else 1)[-1] or "free"
+        return {"input_len": "{} tokens", "beams": "{} beams"}.get(name, "{}").format(row[name])
+
+    dull = "catalog" if len(catalogs) < 2 else "constraint"  # Where both differ, one says it all.
+    differing = [name for name in columns if name != dull and len({row[name] for row in rows}) > 1]
+    return [", ".join(text(name, row) for name in differing or ["beams"]) for row in rows]
 
 
 def _lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A line per engine, schedule, score and catalogue; its label says what differs."""
-    keys = list(dict.fromkeys(tuple(row[name] for name in LINE_COLUMNS) for row in rows))
-    differing = [i for i in range(len(LINE_COLUMNS)) if len({key[i] for key in keys}) > 1]
-    lines: list[dict[str, Any]] = []
-    for key in keys:
-        own = [row for row in rows if tuple(row[name] for name in LINE_COLUMNS) == key]
-        label = ", ".join(key[i].rsplit("/", 1)[-1] for i in differing or (0, 1))
-        lines.append({"label": label, "points": [{name: row[name] for name in POINT_COLUMNS} for row in own]})
-    return lines
+    """A line per engine, schedule, catalogue and score; its label says what differs."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[name] for name in LINE_COLUMNS), []).append(row)
+    labels = _labels([own[0] for own in groups.values()], LINE_COLUMNS)
+    return [
+        {
+            "label": label,
+            "points": [
+                {name: row[name] for name in POINT_COLUMNS} | {"confirmed": not _unconfirmed(row)}
+                for row in own
+            ],
+        }
+        for label, own in zip(labels, groups.values(), strict=True)
+    ]
 
 
-def _latency_panel(summary: Summary, row: dict[str, Any]) -> dict[str, Any]:
+def _latency_panel(summary: Summary, row: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
     """Every open probe of a point, in the order of measuring."""
+    stats = dict.fromkeys(("p50", "p95", "p99", *(sla.stat for sla in summary.slas)))
     probes = [
         {"rate": p.rate, "achieved": p.rate_achieved, "stage": str(p.record.stage), "verdict": p.verdict}
-        | {"aborted": p.record.aborted, **{name: p.latency_ms[name] for name in ("p50", "p95", "p99")}}
+        | {"aborted": p.record.aborted, **{name: p.latency_ms[name] for name in stats}}
         for p in summary.probes.get(row["point"], [])
         if p.record.stage in SEARCH and p.n
     ]
-    found = {"point": row["point"], "label": _label(row), "claim": row["max_rate"], "probes": probes}
-    return found | {"capacity": row["capacity_rps"]}
+    found = {"point": row["point"], "label": labels[row["point"]], "claim": row["max_rate"], "probes": probes}
+    return found | {"capacity": row["capacity_rps"], "confirmed": not _unconfirmed(row)}
+
+
+def _legend_columns(lines: Sequence[dict[str, Any]]) -> int:
+    """Entries of a legend that fit beside each other."""
+    return max(1, min(4, 110 // (34 + max(len(line["label"]) for line in lines))))
 
 
 def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
+    lengths = sorted({point["input_len"] for line in data["lines"] for point in line["points"]})
+    if len(lengths) == 1:
+        _draw_rates(figure, data)
+        return
     axes: Any = figure.subplots()
-    for number, (line, colour, marker) in enumerate(
-        zip(data["lines"], COLOURS * 9, MARKERS * 9, strict=False)
-    ):
+    few = len(data["lines"]) <= 4
+    for number, (line, (colour, marker)) in enumerate(zip(data["lines"], STYLES, strict=False)):
         rated = [point for point in line["points"] if point["max_rate"]]
         x, y = [point["input_len"] for point in rated], [point["max_rate"] for point in rated]
-        whisker = [max(0.0, (p["first_failing_rate"] or p["max_rate"]) - p["max_rate"]) for p in rated]
         style: dict[str, Any] = {"color": colour, "marker": marker, "ms": 6}
-        axes.errorbar(x, y, [[0] * len(y), whisker], capsize=3, lw=1.8, label=line["label"], **style)
-        for at in zip(x, y, strict=True):
+        axes.errorbar(x, y, _whiskers(rated), capsize=3, lw=1.8, label=line["label"], **style)
+        hollow = [(p["input_len"], p["max_rate"]) for p in rated if not p["confirmed"]]
+        if hollow:
+            axes.plot(*zip(*hollow, strict=True), ls="", mfc="white", zorder=4, **style)
+        for at in zip(x, y, strict=True) if few else ():
             side: dict[str, Any] = {
                 "xytext": (-7 if number % 2 else 7, 5),
                 "ha": "right" if number % 2 else "left",
@@ -139,17 +199,61 @@ def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
         if closed:
             label = f"{line['label']} (closed loop, average)"
             axes.plot(*zip(*closed, strict=True), ls=":", lw=1.2, mfc="none", label=label, **style)
-        for point in (point for point in line["points"] if point["status"] == "infeasible"):
+        for point in (point for point in line["points"] if not point["max_rate"]):
             axes.plot(point["input_len"], 0, marker="x", ms=9, mew=2, ls="", color=colour, clip_on=False)
-            note = f"infeasible:\n{point['floor_ms'] or 0:.0f} ms idle"
-            axes.annotate(
-                note, (point["input_len"], 0), (0, 9), textcoords="offset points", ha="center", fontsize=7
-            )
-    axes.set_xticks(sorted({point["input_len"] for line in data["lines"] for point in line["points"]}))
-    axes.set(xlabel="input length, tokens", ylabel="requests/s (whisker: lowest rate that failed)")
+            at = (point["input_len"], 0)
+            axes.annotate(_why(point), at, (0, 9), textcoords="offset points", ha="center", fontsize=7)
+    axes.set_xticks(lengths)
+    whiskers = "whisker: lowest rate that failed; hollow: not confirmed"
+    axes.set(xlabel=f"input length, tokens ({whiskers})", ylabel="requests/s")
     axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
     axes.grid(alpha=0.3)
-    figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(loc="outside upper center", ncols=_legend_columns(data["lines"]), fontsize=8, frameon=False)
+
+
+def _draw_rates(figure: "SubFigure", data: dict[str, Any]) -> None:
+    """A bar per point, those of one length together."""
+    axes: Any = figure.subplots()
+    lengths = sorted({point["input_len"] for line in data["lines"] for point in line["points"]})
+    bars = [
+        (f"{length} tokens, {line['label']}" if len(lengths) > 1 else line["label"], point, colour)
+        for length in lengths
+        for line, (colour, _) in zip(data["lines"], STYLES, strict=False)
+        for point in line["points"]
+        if point["input_len"] == length
+    ]
+    points = [point for _, point, _ in bars]
+    many = len(data["lines"]) > len(COLOURS)  # A colour that comes again would tie what is not alike.
+    colours = BLUE if many else [colour for *_, colour in bars]
+    style: dict[str, Any] = {"color": colours, "error_kw": {"capsize": 2, "lw": 1}}
+    rates = [point["max_rate"] or 0.0 for point in points]
+    axes.barh(range(len(bars)), rates, 0.7, xerr=_whiskers(points), alpha=0.8, **style)
+    for y, (point, high) in enumerate(zip(points, _whiskers(points)[1], strict=True)):
+        text = f"{point['max_rate']:.3g}" if point["max_rate"] else _why(point)
+        axes.annotate(f"  {text}", ((point["max_rate"] or 0.0) + high, y), va="center", fontsize=8)
+    axes.set_yticks(range(len(bars)), [label for label, *_ in bars], fontsize=8)
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlim(0, 1.12 * axes.get_xlim()[1])
+    at = f", {lengths[0]} tokens" if len(lengths) == 1 else ""
+    axes.set_xlabel(f"requests/s (whisker: lowest rate that failed){at}")
+    axes.grid(alpha=0.3, axis="x")
+
+
+def _whiskers(points: Sequence[dict[str, Any]]) -> list[list[float]]:
+    """From each rate up to the lowest one that failed."""
+    high = [
+        max(0.0, (p["first_failing_rate"] or 0.0) - p["max_rate"]) if p["max_rate"] else 0.0 for p in points
+    ]
+    return [[0.0] * len(high), high]
+
+
+def _why(point: dict[str, Any]) -> str:
+    """Why a point has no rate."""
+    notes = {
+        "infeasible": f"infeasible:\n{point['floor_ms'] or 0:.0f} ms idle",
+        "below_range": f"below\n{point['first_failing_rate'] or 0:.3g}/s",
+    }
+    return notes.get(str(point["status"]), str(point["status"]))
 
 
 def _draw_latency(figure: "SubFigure", data: dict[str, Any]) -> None:
@@ -161,14 +265,17 @@ def _draw_latency(figure: "SubFigure", data: dict[str, Any]) -> None:
     grid = list(subplots.flat)
     for axes, panel in zip(grid, panels, strict=False):
         whole = sorted((p for p in panel["probes"] if not p["aborted"]), key=lambda probe: probe["rate"])
-        for name, colour in (("p50", SKY), ("p95", BLUE), ("p99", BLACK)):
-            axes.plot([p["rate"] for p in whole], [p[name] for p in whole], color=colour, lw=1.1, label=name)
-        _dots(
-            axes, panel["probes"], [p["rate"] for p in panel["probes"]], [p["p99"] for p in panel["probes"]]
-        )
-        axes.axhline(data["sla_ms"], color=PINK, lw=1.6, ls="--", label=f"SLA {data['sla_ms']:g} ms")
+        limits = {limit["stat"]: limit["ms"] for limit in data["limits"]}
+        for name in dict.fromkeys(("p50", "p95", "p99", *limits)):
+            style: dict[str, Any] = {"color": STATS[name], "lw": 1.8 if name in limits else 0.9}
+            axes.plot([p["rate"] for p in whole], [p[name] for p in whole], label=name, **style)
+        for name in limits:
+            probes = panel["probes"]
+            _dots(axes, probes, [p["rate"] for p in probes], [p[name] for p in probes])
+        _draw_limits(axes.axhline, data)
         if panel["claim"]:
-            axes.axvline(panel["claim"], color=GREEN, lw=1.4, label="claim")
+            style = {"color": GREEN, "lw": 1.4, "ls": "-" if panel["confirmed"] else "-."}
+            axes.axvline(panel["claim"], label="claim" if panel["confirmed"] else UNCONFIRMED, **style)
         if panel["capacity"]:
             axes.axvline(panel["capacity"], color="#888888", lw=1.0, ls=":", label="capacity")
         axes.set_yscale("log")
@@ -179,12 +286,20 @@ def _draw_latency(figure: "SubFigure", data: dict[str, Any]) -> None:
         axes.grid(alpha=0.3, which="both")
         axes.set_xlabel("offered requests/s", fontsize=8)
         axes.set_ylabel("latency, ms", fontsize=8)
-        axes.set_title(f"{panel['label']}: {_claim(panel)}", fontsize=9)
+        axes.set_title(f"{panel['label']}: {_claim(panel)}", fontsize=9 if columns == 1 else 8)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    figure.legend(
-        *grid[0].get_legend_handles_labels(), loc="outside upper center", ncols=8, fontsize=8, frameon=False
-    )
+    shown = [axes.get_legend_handles_labels() for axes in grid]
+    handles = {label: handle for pair in shown for handle, label in zip(*pair, strict=True)}
+    style = {"loc": "outside upper center", "ncols": 5, "fontsize": 8, "frameon": False}
+    figure.legend(handles.values(), handles.keys(), **style)
+
+
+def _draw_limits(draw: Callable[..., Any], data: dict[str, Any]) -> None:
+    """A line for each SLA."""
+    for limit, style in zip(data["limits"], ("--", "-.", ":", (0, (1, 3))) * 9, strict=False):
+        label = f"SLA {limit['stat']} {limit['ms']:g} ms"
+        draw(limit["ms"], color=PINK, lw=1.6, ls=style, label=label)
 
 
 def _dots(axes: Any, probes: Sequence[dict[str, Any]], x: Sequence[float], y: Sequence[float]) -> None:
@@ -192,52 +307,35 @@ def _dots(axes: Any, probes: Sequence[dict[str, Any]], x: Sequence[float], y: Se
     for passed, marker, colour in ((True, "o", GREEN), (False, "x", ORANGE)):
         own = [i for i, probe in enumerate(probes) if (probe["verdict"] == "pass") is passed]
         sizes = [60 if probes[i]["stage"] == Stage.CONFIRM else 24 for i in own]
-        label = "p99, passed" if passed else "p99, failed"
+        label = "passed" if passed else "failed"
         at = [x[i] for i in own], [y[i] for i in own]
         axes.scatter(*at, sizes, color=colour, marker=marker, zorder=3, label=label)
 
 
 def _claim(panel: dict[str, Any]) -> str:
-    return f"{panel['claim']:.3g} req/s" if panel["claim"] else "no claim"
+    if not panel["claim"]:
+        return "no claim"
+    return f"{panel['claim']:.3g} req/s" + ("" if panel["confirmed"] else f" ({UNCONFIRMED})")
 
 
 def _draw_stages(figure: "SubFigure", data: dict[str, Any]) -> None:
     axes: Any = figure.subplots()
     names = list(dict.fromkeys(name for bar in data["bars"] for name in bar["stages"] if name != "median"))
-    labels, left = [bar["label"] for bar in data["bars"]], [0.0] * len(data["bars"])
+    places, left = range(len(data["bars"])), [0.0] * len(data["bars"])
     for name, colour in zip(names, COLOURS * 2, strict=False):
         widths = [bar["stages"].get(name, 0.0) for bar in data["bars"]]
-        axes.barh(labels, widths, left=left, color=colour, label=name, height=0.7, edgecolor="white", lw=0.5)
+        axes.barh(places, widths, left=left, color=colour, label=name, height=0.7, edgecolor="white", lw=0.5)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     for y, (bar, total) in enumerate(zip(data["bars"], left, strict=True)):
         off = abs(total - bar["stages"]["median"]) > 0.05 * bar["stages"]["median"]
         note = f" {total:.1f} ms" + (f" (median {bar['stages']['median']:.1f}!)" if off else "")
         axes.annotate(note, (total, y), va="center", fontsize=7)
-    axes.axvline(data["sla_ms"], color=BLACK, lw=1.6, ls="--", label=f"SLA {data['sla_ms']:g} ms")
-    axes.set_ylim(len(labels) - 0.4, -0.6)
+    _draw_limits(axes.axvline, data)
+    axes.set_yticks(places, [bar["label"] for bar in data["bars"]], fontsize=8)
+    axes.set_ylim(len(places) - 0.4, -0.6)
+    axes.set_xlim(0, 1.08 * axes.get_xlim()[1])
     axes.set_xlabel("ms")
-    axes.tick_params(axis="y", labelsize=8)
-    figure.legend(loc="outside upper center", ncols=8, fontsize=8, frameon=False)
-
-
-def _draw_schedules(figure: "SubFigure", data: dict[str, Any]) -> None:
-    axes: Any = figure.subplots()
-    lengths = sorted({row["input_len"] for row in data["rows"]})
-    series = list(dict.fromkeys((row["beams"], row["constraint"]) for row in data["rows"]))
-    width = 0.8 / len(series)
-    for index, (key, colour) in enumerate(zip(series, COLOURS * 9, strict=False)):
-        own = [row for row in data["rows"] if (row["beams"], row["constraint"]) == key]
-        x = [lengths.index(row["input_len"]) + (index - (len(series) - 1) / 2) * width for row in own]
-        style: dict[str, Any] = {
-            "color": colour,
-            "edgecolor": "white",
-            "hatch": "//" * (key[1] == "constrained"),
-        }
-        bars = axes.bar(x, [row["max_rate"] for row in own], 0.92 * width, label=" ".join(key), **style)
-        axes.bar_label(bars, fmt="%.3g", fontsize=7)
-    axes.set_xticks(range(len(lengths)), map(str, lengths))
-    axes.set(xlabel="input length, tokens", ylabel="requests/s")
-    figure.legend(loc="outside upper center", ncols=4, fontsize=8, frameon=False)
+    figure.legend(loc="outside upper center", ncols=5, fontsize=8, frameon=False)
 
 
 def _draw_path(figure: "SubFigure", data: dict[str, Any]) -> None:
@@ -248,7 +346,7 @@ def _draw_path(figure: "SubFigure", data: dict[str, Any]) -> None:
         axes.plot(rates, color="#bbbbbb", lw=1, zorder=1)
         _dots(axes, panel["probes"], range(len(rates)), rates)
         if panel["claim"]:
-            axes.axhline(panel["claim"], color=GREEN, lw=1.2)
+            axes.axhline(panel["claim"], color=GREEN, lw=1.2, ls="-" if panel["confirmed"] else "-.")
         axes.set_xticks(range(len(rates)), [probe["stage"][0] for probe in panel["probes"]], fontsize=7)
         axes.set_title(f"{panel['label']}: {_claim(panel)}", fontsize=8, loc="left")
         axes.set_ylabel("requests/s", fontsize=8)

@@ -2,9 +2,11 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from grinf.config.parse import format_beams
+
+SYNTHETIC = "synthetic:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +29,28 @@ class Point:
 
     @property
     def work(self) -> str:
-        """Name of the work without the engine, safe in a file name: equal for two engines."""
-        catalog = _safe(self.catalog.rsplit("/", 1)[-1]) or "free"
-        return f"len{self.input_len}_beams{format_beams(self.beams)}_{catalog}_{_safe(self.score)}"
+        """Name of the work without the engine, safe in a file name: equal for two engines.
+
+        A file's name is followed by a digest of its path: files of several folders may share it.
+        """
+        catalog = file_name(self.catalog.rsplit("/", 1)[-1]) or "free"
+        if self.catalog and not self.catalog.startswith(SYNTHETIC):
+            catalog += "-" + hashlib.sha256(self.catalog.encode()).hexdigest()[:6]
+        return f"len{self.input_len}_beams{format_beams(self.beams)}_{catalog}_{file_name(self.score)}"
 
     @property
     def key(self) -> str:
         """Name of the point, unique within a run."""
-        return f"{_safe(self.engine)}_{self.work}"
+        return f"{file_name(self.engine)}_{self.work}"
 
     @property
     def constraint(self) -> str:
         """`free` or `constrained`."""
         return "constrained" if self.catalog else "free"
+
+    def of(self, engine: str) -> "Point":
+        """The same work for another engine."""
+        return replace(self, engine=engine)
 
     def seed(self, base: int, probe_id: int) -> int:
         """Seed of a probe: the same for every engine, so that two meet the same arrivals and prompts."""
@@ -47,5 +58,6 @@ class Point:
         return int.from_bytes(digest[:6], "little")
 
 
-def _safe(text: str) -> str:
+def file_name(text: str) -> str:
+    """A spelling with what a file's name may hold."""
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-")

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from grinf.config.parse import Sla
-from grinf.jobs.bench.driver import Recording
+from grinf.jobs.bench.driver import LOST, TWICE, Recording
 from grinf.jobs.bench.load import Phase
 from grinf.jobs.bench.statistics import SUB_WINDOWS, allowed_misses, autocorrelation_time, quantile, rises
 
@@ -18,6 +18,8 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 WORD = pa.dictionary(pa.int32(), pa.string())
 LEAST_ACHIEVED = 0.98
 """A rate passes only if the engine also keeps up with it."""
+LEAST_WINDOW = 0.1
+"""Completions that span less of the time of the arrivals are a few at once, not a rate."""
 
 
 class Stage(StrEnum):
@@ -74,8 +76,9 @@ class Probe:
 
     Attributes:
         misses: Requests above the limit of each SLA; one without an answer is a miss of infinite latency.
-        rate_achieved: Completions/s.
         latency_ms: Average, percentiles, maximum and standard deviation by name.
+        n_lost: Requests of the whole probe that were never answered, or answered twice.
+        rate_achieved: Completions/s; NaN where the probe was cut short, or holds too few answers for a rate.
         iat_miss: Integrated autocorrelation time of the misses; n / iat_miss requests are independent.
         wake_lag_p99_ms: How late the load generator itself was, after sleeping.
         verdict: `pass`: every SLA is met and the rate sustained; `fail`; `invalid`: the load came late.
@@ -85,6 +88,7 @@ class Probe:
     n: int
     misses: tuple[int, ...]
     n_error: int
+    n_lost: int
     rate_achieved: float
     latency_ms: dict[str, float]
     window_s: float
@@ -169,11 +173,15 @@ def raw_table(recording: Recording, record: ProbeRecord, input_len: int) -> pa.T
         "in_flight_at_submit": ([s.in_flight for s in samples], pa.int32()),
         "after_idle": ([s.after_idle for s in samples], pa.bool_()),
         "beams_returned": ([s.beams_returned for s in samples], pa.int32()),
-        "status": (["error" if s.error else "ok" for s in samples], WORD),
+        "status": ([_status(s.error) for s in samples], WORD),
         "error": ([s.error for s in samples], WORD),
         "out_digest": ([s.out_digest for s in samples], pa.uint64()),
     }
     return pa.table({name: pa.array(values, type_) for name, (values, type_) in columns.items()})
+
+
+def _status(error: str | None) -> str:
+    return error if error in (LOST, TWICE) else "error" if error else "ok"
 
 
 def _ms(begin: Sequence[int], end: Sequence[int]) -> list[float | None]:
@@ -182,13 +190,13 @@ def _ms(begin: Sequence[int], end: Sequence[int]) -> list[float | None]:
 
 def measure(record: ProbeRecord, table: pa.Table, slas: Sequence[Sla]) -> Probe:
     """Derive the statistics of a probe from its raw table; a pure function."""
-    raw = {name: table[name].to_numpy() for name in table.column_names if name not in ("step_ns", "error")}
+    raw = _arrays(table)
     rows = np.flatnonzero(raw["phase"] == Phase.MEASURE.name.lower())
     rows = rows[np.argsort(raw["t_sched_ns"][rows], kind="stable")]
-    ok = raw["status"][rows] == "ok"
-    e2e_ms = np.where(ok, (raw["t_done_ns"] - raw["t_sched_ns"])[rows] / 1e6, math.inf)
+    ok, e2e_ms = raw["status"][rows] == "ok", end_to_end_ms(table)[rows]
     late = [e2e_ms > sla.limit_ns / 1e6 for sla in slas]
-    achieved, window_s = _rate(raw["t_done_ns"][rows][ok], int(raw["t_sched_ns"].max(initial=0)))
+    achieved, window_s = _rate(raw["t_done_ns"][rows][ok], raw["t_sched_ns"][rows], raw["t_sched_ns"])
+    n_lost = int(np.isin(raw["status"], (LOST, TWICE)).sum())
     in_flight, beams = raw["in_flight_at_submit"][rows], raw["beams_returned"][rows][ok]
     lag_ms = raw["dispatch_lag_ms"][rows].astype(np.float64)
     wake_lag_ms = quantile(lag_ms[raw["after_idle"][rows]], 0.99)
@@ -196,6 +204,7 @@ def measure(record: ProbeRecord, table: pa.Table, slas: Sequence[Sla]) -> Probe:
     doubts = {
         f"aborted:{record.aborted}": bool(record.aborted),
         f"errors:{(~ok).sum()}": not ok.all(),
+        f"lost:{n_lost}": n_lost > 0,
         "drifting": _drifts(e2e_ms, in_flight),
     }
     owed = LEAST_ACHIEVED * (record.rate or 0.0) * window_s
@@ -208,7 +217,8 @@ def measure(record: ProbeRecord, table: pa.Table, slas: Sequence[Sla]) -> Probe:
         n=len(rows),
         misses=misses,
         n_error=int((~ok).sum()),
-        rate_achieved=achieved,
+        n_lost=n_lost,
+        rate_achieved=math.nan if record.aborted else achieved,
         latency_ms=latency_ms,
         window_s=window_s,
         iat_miss=autocorrelation_time(late[0].astype(np.float64)),
@@ -232,14 +242,29 @@ def latencies(e2e_ms: np.ndarray) -> dict[str, float]:
     return {"avg": float(e2e_ms.mean()), **percentiles, "max": float(e2e_ms.max()), "std": std}
 
 
-def _rate(done_ns: np.ndarray, last_arrival_ns: int) -> tuple[float, float]:
+def end_to_end_ms(table: pa.Table) -> np.ndarray:
+    """Latency of each request of a raw table, float64 [n]; infinite without an answer."""
+    raw = _arrays(table)
+    taken_ms = (raw["t_done_ns"] - raw["t_sched_ns"]) / 1e6
+    return np.where(raw["status"] == "ok", taken_ms, math.inf)
+
+
+def _arrays(table: pa.Table) -> dict[str, np.ndarray]:
+    return {name: table[name].to_numpy() for name in table.column_names if name not in ("step_ns", "error")}
+
+
+def _rate(done_ns: np.ndarray, sched_ns: np.ndarray, all_sched_ns: np.ndarray) -> tuple[float, float]:
     """Completions per second, and the window in seconds: from the first completion to the last arrival.
 
-    Completions at the very start of the window do not count: the time that they took lies before it.
+    Completions at the very start of the window do not count: the time that they took lies before it. The rate
+    is NaN where the window is too short to hold one.
     """
-    done_ns = np.sort(done_ns[done_ns <= last_arrival_ns])
-    window_s = float(done_ns[-1] - done_ns[0]) / 1e9 if len(done_ns) else 0.0
-    return (float((done_ns > done_ns[0]).sum()) / window_s if window_s else 0.0), window_s
+    first, last = int(sched_ns.min(initial=1 << 62)), int(all_sched_ns.max(initial=0))
+    done_ns = np.sort(done_ns[done_ns <= last])
+    window_ns = int(done_ns[-1] - done_ns[0]) if len(done_ns) else 0
+    if window_ns <= max(0.0, LEAST_WINDOW * (last - first)):
+        return math.nan, window_ns / 1e9
+    return float((done_ns > done_ns[0]).sum()) / (window_ns / 1e9), window_ns / 1e9
 
 
 def _drifts(e2e_ms: np.ndarray, in_flight: np.ndarray) -> bool:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from grinf.jobs.bench.driver import BenchEngine, Watch, drive
 from grinf.jobs.bench.load import ClosedLoop, OpenLoop, poisson, random_prompts
 from grinf.jobs.bench.point import Point
 from grinf.jobs.bench.probe import Probe, ProbeRecord, ProbeSpec, Stage, measure, raw_table
-from grinf.jobs.bench.run_dir import RunDir
+from grinf.jobs.bench.run_dir import RunDir, damaged
 from grinf.state.request import RecallResult
 
 SECOND = 1_000_000_000
@@ -66,7 +65,7 @@ class Prober:
         elif (record.stage, record.rate, record.concurrency) != (spec.stage, spec.rate, spec.concurrency):
             why = f"it holds a {record.stage} probe where this version runs a {spec.stage} probe"
             raise UsageError(f"cannot resume {self.run_dir.path}", why, "start a new run, without --resume")
-        probe = measure(record, self.run_dir.read_table(record.file), self.slas)
+        probe = measured(self.run_dir, record, self.slas)
         self.on_probe(probe)
         return probe
 
@@ -97,12 +96,14 @@ class Prober:
         return poisson(spec.rate, spec.n, rng, ramp_ns=ramp_ns, tail_ns=tail_ns)
 
 
-def recorded(events: Sequence[dict[str, Any]]) -> dict[str, list[ProbeRecord]]:
-    """Probes of a journal by point."""
-    found: dict[str, list[ProbeRecord]] = {}
-    for event in (event for event in events if event["event"] == "probe"):
-        fields: dict[str, Any] = {name: value for name, value in event.items() if name != "event"}
-        fields["stage"] = Stage(event["stage"])
-        record = ProbeRecord(**fields)
-        found.setdefault(record.point, []).append(record)
-    return found
+def measured(run_dir: RunDir, record: ProbeRecord, slas: Sequence[Sla]) -> Probe:
+    """Derive a finished probe from its raw table.
+
+    Raises:
+        EnvironmentFault: The table is missing, damaged, or none of a probe.
+    """
+    table = run_dir.read_table(record.file)
+    try:
+        return measure(record, table, slas)
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(str(run_dir.path / record.file), f"it is no table of requests: {error}") from error

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grinf.errors import EnvironmentFault, UsageError
+from grinf.trie.publish import replacing
 
 JOURNAL = "journal.jsonl"
 
@@ -61,19 +62,27 @@ class RunDir:
         return cls(found[-1]) if found else None
 
     def append(self, event: str, **fields: object) -> None:
-        """Add a line to the journal, durably."""
-        with (self.path / JOURNAL).open("a") as file:
-            file.write(json.dumps({"event": event, **fields}) + "\n")
+        """Add a line to the journal, durably; a line that a crash cut off makes room for it."""
+        with (self.path / JOURNAL).open("ab+") as file:
+            file.seek(0)
+            file.truncate(len(_whole_lines(file.read())))
+            file.write((json.dumps({"event": event, **fields}) + "\n").encode())
             file.flush()
             os.fsync(file.fileno())
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """Lines of the journal; one that was cut off by a crash is skipped, its probe is run again."""
-        for line in _text(self.path / JOURNAL).splitlines():
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError:
-                continue
+    def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The journal's lines, with their places; one that a crash cut off is none, its probe is run again.
+
+        Raises:
+            EnvironmentFault: A line is no event.
+        """
+        path = self.path / JOURNAL
+        for number, line in enumerate(_whole_lines(path.read_bytes()).splitlines(), 1):
+            place = f"{path}, line {number}"
+            event = _json(line, place)
+            if not isinstance(event.get("event"), str):
+                raise damaged(place, "it names no event")
+            yield place, event
 
     def write_json(self, name: str, value: object) -> None:
         """Write a JSON file in one step; infinite and undefined numbers become null."""
@@ -82,8 +91,13 @@ class RunDir:
             temporary.write_text(json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read a JSON file of the run; empty where there is none."""
-        return json.loads(_text(self.path / name) or "{}")
+        """Read a JSON file of the run; empty where there is none.
+
+        Raises:
+            EnvironmentFault: The file holds no JSON object.
+        """
+        path = self.path / name
+        return _json(path.read_bytes(), str(path)) if path.is_file() else {}
 
     def write_table(self, name: str, table: pa.Table) -> None:
         """Write a parquet file in one step."""
@@ -117,19 +131,20 @@ class RunDir:
             yield
 
 
-def _text(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+def damaged(place: str, why: str) -> EnvironmentFault:
+    """Say that a file of a run is not what `grinf bench` wrote."""
+    return EnvironmentFault(f"{place} is damaged", why, "restore the file, or measure again")
 
 
-@contextmanager
-def replacing(path: Path) -> Generator[Path]:
-    """Yield a temporary path that becomes `path` on success; a crash leaves nothing under that name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+def _whole_lines(text: bytes) -> bytes:
+    return text[: text.rfind(b"\n") + 1]
+
+
+def _json(text: bytes, place: str) -> dict[str, Any]:
     try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        value = json.loads(text)
+    except ValueError as error:
+        raise damaged(place, str(error)) from error
+    if not isinstance(value, dict):
+        raise damaged(place, "it is no JSON object")
+    return value

@@ -78,7 +78,7 @@ class Search:
             return
         capacity = self._steady(ProbeSpec(Stage.CAPACITY, 200, concurrency=2 * self.max_batch, min_s=3.0))
         self._closed(2 * self.max_batch)
-        if not self.open_loop or not capacity.rate_achieved:
+        if not self.open_loop or not capacity.rate > 0:
             return
         preset = self.choose_preset(capacity.rate_achieved)
         bracket = self._bracket(preset, capacity.rate_achieved)
@@ -97,13 +97,14 @@ class Search:
         return probe.passed
 
     def _steady(self, spec: ProbeSpec) -> Probe:
-        """Repeat a closed loop until two runs in a row agree within 5 %; those before are warm-up."""
+        """Repeat a closed loop until two runs in a row agree within 5 %, or one is cut short."""
         before = self.run(
             ProbeSpec(Stage.WARMUP, spec.n // 2, concurrency=spec.concurrency, max_s=spec.max_s / 2)
         )
         for _ in range(3):
             probe = self.run(spec)
-            if abs(probe.rate_achieved - before.rate_achieved) <= 0.05 * probe.rate_achieved:
+            agrees = abs(probe.rate_achieved - before.rate_achieved) <= 0.05 * probe.rate_achieved
+            if agrees or probe.record.aborted:
                 return probe
             before = probe
         return self.run(spec)

@@ -2,29 +2,36 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from grinf.config.parse import format_beams, parse_sla
+from grinf.config.parse import Sla, format_beams, parse_sla
 from grinf.jobs.bench.claim import Claim, conclude
 from grinf.jobs.bench.environment import machine_name
+from grinf.jobs.bench.journal import read_journal
 from grinf.jobs.bench.point import Point
-from grinf.jobs.bench.probe import Probe, Stage, latencies, measure
-from grinf.jobs.bench.prober import recorded
-from grinf.jobs.bench.run_dir import RunDir, replacing
+from grinf.jobs.bench.probe import Probe, Stage, end_to_end_ms, latencies
+from grinf.jobs.bench.prober import measured
+from grinf.jobs.bench.run_dir import RunDir
 from grinf.jobs.bench.statistics import paired_ratio
+from grinf.trie.publish import replacing
 
+VERIFIED = ("score_error", "overlap", "yardstick", "yardstick_overlap")
+LAST = {"free": "hand over", "constrained": "map items"}
+"""What the host does with a result before it counts."""
 SHOWN = {
     "engine": "engine",
     "input_len": "len",
     "beams": "beams",
     "constraint": "search",
+    "catalog": "catalogue",
     "score": "score",
     "status": "status",
+    "preset": "preset",
     "max_rate": "max req/s",
     "first_failing_rate": "fails at",
     "p99_ms": "p99 ms",
@@ -36,6 +43,14 @@ SHOWN = {
     "flags": "flags",
 }
 """Columns of the table for a reader, and their headings."""
+ALARMS = {
+    "lost": "requests were never answered, or answered twice: no number of theirs is to be trusted",
+    "failing": "the idle engine does not answer every request",
+    "unstable": "no rate could be confirmed",
+    "invalid": "the load came late",
+    "budget": "time ran out; the same command with --resume goes on",
+}
+"""Statuses that a reader should not overlook, and what they mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,46 +72,60 @@ class Summary:
     stages: dict[str, dict[str, dict[str, float]]]
 
     @property
-    def limit_ms(self) -> float:
-        """Limit of the first SLA."""
-        return parse_sla(self.header["sla"][0]).limit_ns / 1e6
+    def slas(self) -> list[Sla]:
+        """Statistics and limits."""
+        return [parse_sla(text) for text in self.header["sla"]]
 
 
 def summarise(run: RunDir) -> Summary:
     """Derive everything from the journal and the raw tables of a run."""
-    events = list(run.events())
-    header = next(event for event in events if event["event"] == "run")
-    slas = [parse_sla(text) for text in header["sla"]]
-    said = {(event["event"], event["point"]): event for event in events if "point" in event}
+    journal = read_journal(run)
+    header, said = journal.header, journal.said
+    open_loop, rival = header["arrival"] == "poisson", header["rival"]
     probes = {
-        key: [measure(record, run.read_table(record.file), slas) for record in records]
-        for key, records in recorded(events).items()
+        key: [measured(run, record, journal.slas) for record in records]
+        for key, records in journal.records.items()
     }
-    points = [Point(**entry | {"beams": tuple(entry["beams"])}) for entry in header["points"]]
     rows, stages = [], {}
-    for point in points:
-        own = probes.get(point.key, [])
-        preset = said.get(("preset", point.key), header)["preset"]
-        finished, open_loop = ("done", point.key) in said, header["arrival"] == "poisson"
-        claim = conclude(own, slas, finished=finished, open_loop=open_loop, preset=preset)
-        row = {"point": point.key, **point_columns(point), **_claim_columns(claim, run)}
-        row |= {"status": "interleaved"} if header["rival"] else {}
-        checked = said.get(("verify", point.key), {})
-        row |= {
-            "verify": checked.get("status", ""),
-            "verify_faults": "; ".join(checked.get("faults", [])[:3]),
-        }
-        row |= {f"verify_{name}": checked.get(name) for name in ("score_error", "overlap", "hf_overlap")}
+    for point in journal.points:
+        own, sides = probes.get(point.key, []), [point.key]
+        preset, finished = journal.preset_of(point.key), ("done", point.key) in said
+        claim = conclude(own, journal.slas, finished=finished, open_loop=open_loop, preset=preset)
+        row = {"point": point.key, **point_columns(point), **_claim_columns(claim, run, point, header)}
+        if rival:
+            sides.append(point.of(rival).key)
+            row["status"] = _interleaved([probe for key in sides for probe in probes.get(key, [])], finished)
+        row |= _verified([said[key] for side in sides if (key := ("verify", side)) in said])
         row |= {"preset": preset, "config_hash": header["config_hash"]}
         rows.append(row | {"workload_hash": said.get(("start", point.key), {}).get("workload_hash", "")})
         floors = [probe for probe in own if probe.record.stage is Stage.FLOOR]
-        parts = {"floor": _stages(run, floors[-1:]), "claim": _stages(run, claim.evidence)}
-        stages[point.key] = {name: part for name, part in parts.items() if part}
-    ratios = [_ratio(point, header["rival"], probes) for point in points] if header["rival"] else []
-    simulated = points[0].engine.startswith("sim")
+        parts = {"floor": floors[-1:], "claim": claim.evidence}
+        found = {part: _stages(run, runs, last=LAST[point.constraint]) for part, runs in parts.items()}
+        stages[point.key] = {part: times for part, times in found.items() if times}
+    ratios = [ratio for point in journal.points if rival and (ratio := _ratio(point, rival, probes))]
+    simulated = journal.points[0].engine.startswith("sim")
     machine = "simulated" if simulated else machine_name(run.read_json("env.json"))
     shown = {key: value for key, value in header.items() if key not in ("event", "points")}
-    return Summary(shown | {"machine": machine}, rows, [ratio for ratio in ratios if ratio], probes, stages)
+    return Summary(shown | {"machine": machine}, rows, ratios, probes, stages)
+
+
+def _interleaved(probes: Sequence[Probe], finished: bool) -> str:
+    """Status of a point whose engines took turns."""
+    if any(probe.n_lost for probe in probes):
+        return "lost"
+    failing = any(probe.n_error for probe in probes if probe.record.stage is Stage.BLOCK)
+    return "failing" if failing else "interleaved" if finished else "budget"
+
+
+def _verified(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Columns of a point's verification; of two engines the worse verdict, and the first one's numbers."""
+    verdicts = [event["status"] for event in events]
+    verdict = next((word for word in ("failed", "skipped", "ok") if word in verdicts), "")
+    told = [(event["point"].split("_")[0], event.get("faults", [])) for event in events]
+    faults = [f"{engine}: {fault}" for engine, found in told for fault in found]
+    first = events[0] if events else {}
+    numbers = {f"verify_{name}": first.get(name) for name in VERIFIED}
+    return {"verify": verdict, "verify_faults": "; ".join(faults[:3]), **numbers}
 
 
 def point_columns(point: Point) -> dict[str, Any]:
@@ -105,12 +134,12 @@ def point_columns(point: Point) -> dict[str, Any]:
     return columns | {"constraint": point.constraint, "catalog": point.catalog, "score": point.score}
 
 
-def _claim_columns(claim: Claim, run: RunDir) -> dict[str, Any]:
+def _claim_columns(claim: Claim, run: RunDir, point: Point, header: dict[str, Any]) -> dict[str, Any]:
     """Rates of the claim, and the pooled statistics of its evidence."""
     runs = claim.evidence
     table = _measured(run, runs)
     beams = table["beams_returned"].to_numpy() if runs else np.empty(0)
-    e2e_ms = np.nan_to_num(table["e2e_ms"].to_numpy(), nan=np.inf) if runs else np.empty(0)
+    e2e_ms = end_to_end_ms(table) if runs else np.empty(0)
     throughput = float(np.mean([probe.rate_achieved for probe in runs])) if runs else None
     n, misses = sum(probe.n for probe in runs), sum(max(probe.misses) for probe in runs)
     return {
@@ -118,6 +147,8 @@ def _claim_columns(claim: Claim, run: RunDir) -> dict[str, Any]:
         "max_rate": claim.max_rate,
         "first_failing_rate": claim.first_failing_rate,
         "throughput_rps": throughput,
+        "rps_per_device": throughput / header.get("devices", 1) if throughput else None,
+        "prompt_tokens_per_s": throughput * point.input_len if throughput else None,
         "beams_per_s": throughput * float(beams.mean()) if throughput else None,
         **{f"{name.replace('.', '')}_ms": value for name, value in latencies(e2e_ms).items()},
         "goodput_pct": 100 * (1 - misses / n) if n else None,
@@ -145,7 +176,7 @@ def _measured(run: RunDir, probes: Sequence[Probe]) -> pa.Table:
     return table.filter(pa.array(table["phase"].to_numpy() == "measure")) if tables else table
 
 
-def _stages(run: RunDir, probes: Sequence[Probe]) -> dict[str, float]:
+def _stages(run: RunDir, probes: Sequence[Probe], last: str) -> dict[str, float]:
     """Mean milliseconds of each stage over the tenth of requests around the median: they add up to it."""
     table = _measured(run, probes)
     table = table.filter(pa.array(table["status"].to_numpy() == "ok")) if len(table) else table
@@ -160,7 +191,7 @@ def _stages(run: RunDir, probes: Sequence[Probe]) -> dict[str, float]:
     marks = {"queue": "t_admit_ns", "prefill": "t_prefill_ns"}
     at = {name: table[column].to_numpy() for name, column in marks.items()}
     at |= {f"step {index + 1}": column for index, column in enumerate(steps.T)}
-    at |= {"collect": table["t_result_ns"].to_numpy(), "map items": table["t_done_ns"].to_numpy()}
+    at |= {"collect": table["t_result_ns"].to_numpy(), last: table["t_done_ns"].to_numpy()}
     found, before = {"median": float(np.median(total)) / 1e6}, table["t_sched_ns"].to_numpy()
     for name, times in at.items():
         if (times >= 0).all():
@@ -170,11 +201,11 @@ def _stages(run: RunDir, probes: Sequence[Probe]) -> dict[str, float]:
 
 def _ratio(point: Point, rival: str, probes: dict[str, list[Probe]]) -> dict[str, Any] | None:
     """Throughput of two engines that took turns, as a ratio over pairs of blocks; None: no whole pair."""
-    keys = (point.key, replace(point, engine=rival).key)
+    keys = (point.key, point.of(rival).key)
     blocks = [[p for p in probes.get(key, []) if p.record.stage is Stage.BLOCK] for key in keys]
     pairs = min(map(len, blocks))
     a, b = (np.array([probe.rate_achieved for probe in side[:pairs]]) for side in blocks)
-    if not pairs or min(a.min(), b.min()) <= 0:
+    if not pairs or not min(a.min(), b.min()) > 0:
         return None
     ratio, low, high = paired_ratio(a, b)
     p50 = [float(np.median([probe.latency_ms["p50"] for probe in side])) for side in blocks]
@@ -185,6 +216,9 @@ def _ratio(point: Point, rival: str, probes: dict[str, list[Probe]]) -> dict[str
         "p50_ms": p50[0],
         "versus_p50_ms": p50[1],
     }
+    for name, side in zip(("", "versus_"), blocks, strict=True):
+        found |= {f"{name}beams_min": min(probe.beams_min for probe in side)}
+        found |= {f"{name}beams_p50": int(np.median([probe.beams_p50 for probe in side]))}
     return found | {"ratio": ratio, "low": low, "high": high}
 
 
@@ -211,12 +245,32 @@ def footer(summary: Summary) -> str:
 
 def tables(summary: Summary) -> list[tuple[list[str], list[list[str]]]]:
     """Headings and cells for a reader: the points, then the ratios of an interleaved run."""
-    columns = [name for name in SHOWN if any("".join(row) for row in cells(summary.rows, [name]))]
-    found = [([SHOWN[name] for name in columns], cells(summary.rows, columns))]
+    rows = summary.rows
+    dull = {"preset"} if all(row["preset"] == summary.header["preset"] for row in rows) else set[str]()
+    dull |= {"catalog"} if len({row["catalog"] for row in rows if row["catalog"]}) < 2 else set[str]()
+    filled = [name for name in SHOWN if any("".join(row) for row in cells(rows, [name]))]
+    columns = [name for name in filled if name not in dull]
+    found = [([SHOWN[name] for name in columns], cells(rows, columns))]
     if summary.ratios:
         names = [name for name in summary.ratios[0] if name != "point"]
         found.append((names, cells(summary.ratios, names)))
     return found
+
+
+def notes(summary: Summary) -> list[str]:
+    """What a reader must know before the numbers, a line each."""
+    rows, asked = summary.rows, summary.header["preset"]
+    failed = [row for row in rows if row["verify"] == "failed"]
+    said = [f"VERIFICATION FAILED, speed means nothing: {row['verify_faults']}" for row in failed[:1]]
+    for status, meaning in ALARMS.items():
+        if count := sum(row["status"] == status for row in rows):
+            said.append(f"{status}, {count} of {len(rows)} points: {meaning}")
+    if lowered := [row["preset"] for row in rows if row["preset"] != asked]:
+        names = ", ".join(dict.fromkeys(lowered))
+        said.append(f"the budget lowered {len(lowered)} of {len(rows)} points from {asked} to {names}")
+    if unconfirmed := sum("unconfirmed" in row["flags"] for row in rows):
+        said.append(f"indicative, not confirmed: {unconfirmed} of {len(rows)} points (preset smoke)")
+    return said
 
 
 def cells(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[str]]:
@@ -231,8 +285,7 @@ def cells(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[s
 
 def markdown(summary: Summary) -> str:
     """The tables of a run, ready to paste."""
-    failed = any(row["verify"] == "failed" for row in summary.rows)
-    parts = ["**VERIFICATION FAILED: these answers are wrong, their speed means nothing.**"] if failed else []
+    parts = [f"**{line}**" for line in notes(summary)]
     for headings, rows in tables(summary):
         lines = [headings, ["---"] * len(headings), *rows]
         parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))

@@ -14,15 +14,16 @@ from itertools import groupby
 import numpy as np
 
 from grinf.config.settings import BenchSettings
-from grinf.errors import ExitCode, GrinfError
+from grinf.errors import ExitCode, GrinfError, UsageError
 from grinf.jobs.bench.clock import Clock, VirtualClock
 from grinf.jobs.bench.engines import OpenEngine, open_engine
 from grinf.jobs.bench.environment import describe_environment
+from grinf.jobs.bench.journal import read_journal
 from grinf.jobs.bench.load import random_prompts
 from grinf.jobs.bench.plan import Plan, make_plan
 from grinf.jobs.bench.point import Point
 from grinf.jobs.bench.probe import Probe, ProbeSpec, Stage
-from grinf.jobs.bench.prober import SECOND, BudgetSpent, Prober, recorded
+from grinf.jobs.bench.prober import SECOND, BudgetSpent, Prober
 from grinf.jobs.bench.run_dir import RunDir
 from grinf.jobs.bench.search import PRESETS, Preset, Search
 from grinf.jobs.bench.summary import Summary, summarise, write_summary
@@ -47,7 +48,7 @@ class BenchReport:
         rows = self.summary.rows if self.summary else []
         if any(row["verify"] == "failed" for row in rows):
             return ExitCode.REJECTED
-        doubtful = any(row["status"] in ("unstable", "invalid") for row in rows)
+        doubtful = any(row["status"] in ("unstable", "invalid", "failing", "lost") for row in rows)
         return ExitCode.UNTRUSTED if doubtful else ExitCode.OK
 
 
@@ -68,13 +69,14 @@ def run_bench(settings: BenchSettings, on_progress: OnProgress) -> BenchReport:
             terms = {key: getattr(plan, key) for key in ("preset", "rival", "config_hash")}
             terms |= {"sla": [str(sla) for sla in settings.sla], "arrival": settings.arrival}
             terms |= {"started_utc": datetime.now(UTC).isoformat(timespec="seconds")}
+            terms |= {"devices": len(settings.devices)}
             run.append("run", **terms, points=[asdict(point) for point in plan.points])
         sweep = _Sweep(plan, run, on_progress)
         was_complete = not sweep.todo
         try:
             sweep.measure()
         except GrinfError:
-            if not any(event["event"] == "probe" for event in run.events()):
+            if not read_journal(run).records:
                 shutil.rmtree(run.path)  # nothing was measured: leave nothing
             raise
         summary = summarise(run)
@@ -89,12 +91,8 @@ class _Sweep:
         self.plan, self.run, self.on_progress = plan, run, on_progress
         self.clock = VirtualClock() if plan.is_virtual else Clock()
         self.deadline_ns = math.inf if plan.budget_ns is None else self.clock.now_ns() + plan.budget_ns
-        events = list(run.events())
-        self.recorded = recorded(events)
-        done = {event["point"] for event in events if event["event"] == "done"}
-        self.todo = [point for point in plan.points if point.key not in done]
-        self.presets = {event["point"]: event["preset"] for event in events if event["event"] == "preset"}
-        self.verified = {event["point"] for event in events if event["event"] == "verify"}
+        self.journal = read_journal(run)
+        self.todo = [point for point in plan.points if ("done", point.key) not in self.journal.said]
 
     def measure(self) -> None:
         """Measure what is left, until the budget ends."""
@@ -105,7 +103,7 @@ class _Sweep:
                 with self._opened(self.plan.settings.engine, points[0]) as opened:
                     environment["engines"][points[0].key] = opened.engine.describe()
                     self.run.write_json("env.json", environment)
-                    self._verify(opened, points)
+                    self._check(opened, points)
                     (self._interleave if self.plan.rival else self._search)(opened, points)
         except BudgetSpent:
             return
@@ -123,15 +121,27 @@ class _Sweep:
         finally:
             opened.engine.close()
 
-    def _verify(self, opened: OpenEngine, points: list[Point]) -> None:
-        """Check answers at every length of the group; all its points share the verdict."""
-        count = self.plan.settings.verify
-        if not count or self.verified.issuperset(point.key for point in points):
+    def _check(self, opened: OpenEngine, points: list[Point]) -> None:
+        """Before an engine is measured: its prompts fit, and its answers are right at every length.
+
+        Raises:
+            UsageError: A prompt is longer than the engine takes.
+        """
+        longest, limit = max(point.input_len for point in points), opened.max_context
+        if limit is not None and longest > limit:
+            what = f"--input-len {longest} is longer than the {limit} tokens that {points[0].engine} takes"
+            raise UsageError(what, "the model's positions and --max-context limit a prompt", "ask less")
+        count, said = self.plan.settings.verify, self.journal.said
+        todo = [point for point in points if ("verify", point.key) not in said]
+        if count < 1 or not todo:
             return
         rng = np.random.default_rng(points[0].seed(self.plan.settings.seed, -1))
-        prompts = [random_prompts(point.input_len, opened.engine.vocab_rows, rng) for point in points]
-        report = verify(opened, [Request(i, prompts[i % len(points)](i)) for i in range(count)])
-        for point in points:
+        prompts = [random_prompts(point.input_len, opened.engine.vocab_rows, rng) for point in todo]
+        groups = [
+            [Request(first + i, prompt(i)) for i in range(count)]
+            for first, prompt in zip(range(0, count * len(todo), count), prompts, strict=True)
+        ]
+        for point, report in zip(todo, verify(opened, groups), strict=True):
             self.run.append("verify", point=point.key, status=report.status, **asdict(report))
 
     def _search(self, opened: OpenEngine, points: list[Point]) -> None:
@@ -152,11 +162,13 @@ class _Sweep:
         settings, rival = self.plan.settings, self.plan.rival
         seconds = 1.0 if self.plan.preset == "smoke" else 5.0
         with nullcontext(first) if settings.aa else self._opened(rival, points[0]) as second:
+            if second is not first:
+                self._check(second, [point.of(rival) for point in points])
             callers = 2 * min(first.max_batch, second.max_batch)
             warmup = ProbeSpec(Stage.WARMUP, 50, concurrency=callers, min_s=seconds / 2, max_s=2 * seconds)
             block = replace(warmup, stage=Stage.BLOCK, min_s=seconds)
             for point in points:
-                pair = [self._prober(first, point), self._prober(second, replace(point, engine=rival))]
+                pair = [self._prober(first, point), self._prober(second, point.of(rival))]
                 for turn in range(settings.interleave + 1):
                     for prober in pair if turn % 2 else reversed(pair):
                         prober.run(block if turn else warmup)
@@ -189,7 +201,7 @@ class _Sweep:
             run_dir=self.run,
             slas=settings.sla,
             seed=settings.seed,
-            earlier=iter(self.recorded.get(point.key, [])),
+            earlier=iter(self.journal.records.get(point.key, [])),
             deadline_ns=min(self.deadline_ns, self.clock.now_ns() + 1.5 * self._share_ns()),
             finish=finish,
             on_probe=on_probe,
@@ -197,14 +209,15 @@ class _Sweep:
 
     def _choose_preset(self, point: Point, capacity: float) -> Preset:
         """The wanted preset, or the best one below it whose share of the remaining time suffices."""
-        if point.key not in self.presets:
-            names = list(PRESETS)
-            allowed = [PRESETS[name] for name in names[: names.index(self.plan.preset) + 1]]
-            share_s = self._share_ns() / SECOND
-            fitting = [preset.name for preset in allowed if preset.requests / (0.7 * capacity) <= share_s]
-            self.presets[point.key] = (fitting or names)[-1 if fitting else 0]
-            self.run.append("preset", point=point.key, preset=self.presets[point.key])
-        return PRESETS[self.presets[point.key]]
+        if told := self.journal.said.get(("preset", point.key)):
+            return PRESETS[told["preset"]]
+        names = list(PRESETS)
+        allowed = [PRESETS[name] for name in names[: names.index(self.plan.preset) + 1]]
+        share_s = self._share_ns() / SECOND
+        fitting = [preset for preset in allowed if preset.requests / (0.7 * capacity) <= share_s]
+        chosen = (fitting or allowed[:1])[-1]
+        self.run.append("preset", point=point.key, preset=chosen.name)
+        return chosen
 
     def _share_ns(self) -> float:
         """What is left of the budget, divided among the points that are left."""

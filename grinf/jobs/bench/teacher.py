@@ -1,4 +1,7 @@
-"""The judge of `--verify`: the same weights in float32, plain attention over the tree of beams, no cache."""
+"""The judge of `--verify`: the same weights in float32, plain attention over the tree of beams, no cache.
+
+Left in the engine's dtype, it is the yardstick of what rounding alone does to a search.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -46,9 +49,10 @@ class Teacher:
     Args:
         options: How the engine under test was built; its weights are rounded to its dtype, then widened.
         trie: The engine's catalogue, without short SIDs.
+        widen: Compute in float32; else in the engine's dtype.
     """
 
-    def __init__(self, options: EngineOptions, trie: Trie | None) -> None:
+    def __init__(self, options: EngineOptions, trie: Trie | None, *, widen: bool = True) -> None:
         path = Path(options.model)
         self._options, self._trie, self._config = options, trie, read_config(path)
         self._levels = trie.levels if trie is not None else options.levels or 3
@@ -58,8 +62,9 @@ class Teacher:
         natural = self._config.dtype if on_gpu else "float32"
         self.dtype = natural if options.dtype == "auto" else options.dtype
         narrow: Any = load_weights(path, self._config, getattr(torch, self.dtype), self._device, options.seed)
-        layers = [_widened(layer) for layer in narrow.layers]
-        self._model = Decoder(self._config, replace(_widened(narrow), layers=layers))
+        if widen:
+            narrow = replace(_widened(narrow), layers=[_widened(layer) for layer in narrow.layers])
+        self._model = Decoder(self._config, narrow)
         self._tokens: list[Tensor] = []
         if trie is not None and trie.token_ids is not None:
             self._children = [self._int64(ptr) for ptr in trie.child_ptr]
@@ -144,12 +149,13 @@ class Teacher:
             positions[first:end] = length + depth
         tokens = torch.cat([self._int64(np.asarray(prompt)), *(level.token for level in beams)])
         hidden = self._forward(tokens, positions, mask)
-        return F.linear(hidden[starts[-2] :] if beams else hidden[-1:], self._model.weights.head)
+        return F.linear(hidden[starts[-2] :] if beams else hidden[-1:], self._model.weights.head).float()
 
     def _forward(self, tokens: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         config, n, device = self._config, len(tokens), self._device
         cos_sin, rows = rotary_table(config, int(positions.max()) + 1, device), torch.arange(n, device=device)
-        k, v = (torch.empty(n, config.num_kv_heads, config.head_dim, device=device) for _ in "kv")
+        shape, dtype = (n, config.num_kv_heads, config.head_dim), self._model.weights.head.dtype
+        k, v = (torch.empty(shape, dtype=dtype, device=device) for _ in "kv")
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             heads, w = qkv.view(n, -1, config.head_dim), self._model.weights.layers[layer]

@@ -1,11 +1,13 @@
 """Correct before fast: an engine's answers against float32 teacher forcing with its own weights."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from grinf.backend.interface import EngineOptions
 from grinf.jobs.bench.engines import OpenEngine
 from grinf.state.request import RecallResult, Request
 from grinf.trie import Trie
@@ -17,8 +19,15 @@ TOLERANCE = {"float32": 2e-3, "float16": 0.05, "bfloat16": 0.25}
 """Nats that the sum of a SID's log-probabilities may be off, by compute dtype."""
 LEAST_OVERLAP = 0.99
 """Share of the exact beams that a float32 engine must return; ties at the border may go either way."""
+SLACK = 0.01
+"""Share of beams that a narrower engine may miss beyond what another search of its dtype misses."""
 HF_TOKENS = 100_000
 """Beams × prompt tokens up to which transformers is asked, too: it copies the prompt's keys per beam."""
+HF_PROMPTS = 4
+"""Prompts that transformers is asked at most."""
+
+Answers = dict[int, np.ndarray]
+"""SIDs int32 [n, levels] by request id."""
 
 
 @dataclass(slots=True)
@@ -30,7 +39,9 @@ class VerifyReport:
         faults: One line per fault.
         score_error: Largest difference to teacher forcing, nats; None: not compared.
         overlap: Mean share of the float32 search's beams that the engine returned, too; None: not compared.
-        hf_overlap: The same for transformers in the engine's dtype; None: not run.
+        yardstick: Who else searched in the engine's dtype: `transformers`, `teacher`, or both, each for some
+            prompts; empty: nobody had to.
+        yardstick_overlap: Their mean share.
         top1: Share of requests whose best beam agrees.
         skipped: Why nothing was checked.
     """
@@ -39,7 +50,8 @@ class VerifyReport:
     faults: list[str] = field(default_factory=list[str])
     score_error: float | None = None
     overlap: float | None = None
-    hf_overlap: float | None = None
+    yardstick: str = ""
+    yardstick_overlap: float | None = None
     top1: float | None = None
     skipped: str = ""
 
@@ -49,35 +61,36 @@ class VerifyReport:
         return "skipped" if self.skipped else "failed" if self.faults else "ok"
 
 
-def verify(opened: OpenEngine, requests: Sequence[Request]) -> VerifyReport:
-    """Serve requests and check every answer.
+def verify(opened: OpenEngine, groups: Sequence[Sequence[Request]]) -> list[VerifyReport]:
+    """Serve groups of requests, one for each length of a sweep, and check every answer; a report per group.
 
-    Beams must be legal, distinct and sorted; each score must be what teacher forcing gives for that SID. In
-    float32 the beams must be those of an exact search. In a narrower dtype rounding alone moves the tail: the
-    share of common beams must reach what transformers in that dtype reaches, less 0.01. Catalogues with short
-    SIDs and searches with a score margin get the first of these checks only.
+    As many beams as schedule and catalogue give must come back, legal, distinct, sorted, with finite scores;
+    each score must be what teacher forcing gives for that SID. In float32 the beams must be those of an exact
+    search. In a narrower dtype rounding alone moves the tail: the share of common beams must reach what
+    another search in that dtype reaches on the same prompts (transformers for a few of them, the teacher
+    itself for the others and where transformers cannot be asked), less what chance explains. Catalogues with
+    short SIDs and searches with a score margin get the first of these checks only. Request ids are distinct
+    across groups.
     """
     if opened.options is None:
-        return VerifyReport(skipped="a simulated engine has no answers")
-    results = serve(opened, requests)
-    told = [
-        (request, fault)
-        for request in requests
-        for fault in _faults(results[request.request_id], opened.trie)
-    ]
-    report = VerifyReport(
-        len(requests), [f"request {request.request_id}: {fault}" for request, fault in told]
-    )
+        return [VerifyReport(skipped="a simulated engine has no answers") for _ in groups]
+    results = serve(opened, [request for group in groups for request in group])
+    reports: list[VerifyReport] = []
+    for group in groups:
+        told = [(request.request_id, _faults(results.get(request.request_id), opened)) for request in group]
+        faults = [f"request {number}: {fault}" for number, found in told for fault in found]
+        reports.append(VerifyReport(len(group), faults))
     short = opened.trie is not None and any(end is not None for end in opened.trie.end_codes)
-    if report.faults or short or opened.options.score_margin is not None:
-        return report
+    if any(report.faults for report in reports) or short or opened.options.score_margin is not None:
+        return reports
     import torch
 
     try:
-        _compare(opened, requests, results, report)
+        _compare(opened, groups, results, reports)
     except torch.OutOfMemoryError:
-        report.skipped = "no memory beside the engine for float32 weights; lower --memory-fraction"
-    return report
+        for report in reports:
+            report.skipped = "no memory beside the engine for float32 weights; lower --memory-fraction"
+    return reports
 
 
 def serve(opened: OpenEngine, requests: Sequence[Request]) -> dict[int, RecallResult]:
@@ -90,65 +103,140 @@ def serve(opened: OpenEngine, requests: Sequence[Request]) -> dict[int, RecallRe
     return results
 
 
-def _faults(result: RecallResult, trie: Trie | None) -> list[str]:
-    if result.error is not None or not result.beams_returned:
-        return [f"no answer: {result.error.what if result.error else 'zero beams'}"]
-    leaves = np.zeros(len(result.sids)) if trie is None else trie.leaf_of(result.sids)
+def _faults(result: RecallResult | None, opened: OpenEngine) -> list[str]:
+    """What is wrong with an answer by itself; an engine that only tells SIDs is excused from the rest."""
+    if result is None or result.error is not None or not len(result.sids):
+        why = "lost" if result is None else result.error.what if result.error else "zero beams"
+        return [f"no answer: {why}"]
+    assert opened.options is not None
+    least, most = beams_due(opened.options, opened.trie, opened.engine.levels, opened.engine.vocab_rows)
+    n, trie, scores = len(result.sids), opened.trie, result.scores
+    leaves = np.zeros(n) if trie is None else trie.leaf_of(result.sids)
+    expected = f"{least}" if least == most else f"{least} to {most}"
     wrong = {
-        "a SID is returned twice": len(np.unique(result.sids, axis=0)) < len(result.sids),
-        "beams are not sorted by score": bool((np.diff(result.scores) > 0).any()),
+        f"{n} beams came back, {expected} are due": not least <= n <= most,
+        "a SID is returned twice": len(np.unique(result.sids, axis=0)) < n,
         "a SID is not in the catalogue": bool((leaves < 0).any()),
-        "a SID has another's items": result.leaves is not None and not np.array_equal(leaves, result.leaves),
     }
+    if not opened.sids_only:
+        wrong |= {
+            "there is no score for each SID": len(scores) != n,
+            "a score is not finite": not np.isfinite(scores).all(),
+            "beams are not sorted by score": not (scores[:-1] >= scores[1:]).all(),
+            "a SID has another's items": trie is not None
+            and (result.leaves is None or not np.array_equal(leaves, result.leaves)),
+        }
     return [fault for fault, holds in wrong.items() if holds]
 
 
+def beams_due(options: EngineOptions, trie: Trie | None, levels: int, vocab_rows: int) -> tuple[int, int]:
+    """Fewest and most beams that a right answer can have.
+
+    They differ only where a catalogue has fewer continuations than the schedule wants: then it depends on
+    which beams went before.
+    """
+    least = most = 1
+    for level in range(levels):
+        width = options.beams[min(level, len(options.beams) - 1)]
+        if trie is None:
+            children = np.full(most, vocab_rows)
+        else:
+            children = np.diff(trie.child_ptr[level - 1]) if level else np.array([trie.num_nodes[0]])
+        children = np.sort(children.astype(np.int64))
+        most = min(width, int(children[-most:].sum()))
+        if options.score == "topk":  # It keeps K at least; ties are kept, too.
+            children = np.minimum(children, options.score_k or width)
+        least = min(width, int(children[:least].sum()))
+    return (1 if options.score_margin is not None else least), most
+
+
 def _compare(
-    opened: OpenEngine, requests: Sequence[Request], results: dict[int, RecallResult], report: VerifyReport
+    opened: OpenEngine,
+    groups: Sequence[Sequence[Request]],
+    results: dict[int, RecallResult],
+    reports: Sequence[VerifyReport],
 ) -> None:
     """Compare scores and beams with the teacher's."""
     from grinf.jobs.bench.teacher import Teacher
 
     assert opened.options is not None
     teacher = Teacher(opened.options, opened.trie)
-    is_exact = teacher.dtype == "float32"
-    errors, overlaps, firsts = [0.0], list[float](), list[bool]()
-    for request in requests:
-        result, exact = results[request.request_id], teacher.search(request.input_ids)
-        if np.isfinite(result.scores).all():  # transformers does not tell scores
-            expected = teacher.scores(request.input_ids, result.sids)
-            known = (
-                np.isfinite(expected) | is_exact
-            )  # rounding may move a SID over the border of top-K scores
-            errors.append(np.abs(result.scores - expected)[known].max(initial=0.0))
-        overlaps.append(_overlap(result.sids, exact))
-        firsts.append(bool((result.sids[0] == exact[0]).all()))
-    report.score_error, limit = float(max(errors)), TOLERANCE[teacher.dtype]
-    report.overlap, report.top1 = float(np.mean(overlaps)), float(np.mean(firsts))
-    report.hf_overlap = None if is_exact else _hf_overlap(opened, requests, teacher)
-    least = LEAST_OVERLAP if is_exact else (report.hf_overlap or 0.0) - 0.01
-    if not report.score_error <= limit:
-        report.faults.append(f"a score is {report.score_error:.3g} nats off; {teacher.dtype} allows {limit}")
-    if report.overlap < least:
-        report.faults.append(f"{report.overlap:.4f} of the exact beams were found; {least:.4f} must be")
+    dtype, found = teacher.dtype, {number: result.sids for number, result in results.items()}
+    exact = {request.request_id: teacher.search(request.input_ids) for group in groups for request in group}
+    for group, report in zip(groups, reports, strict=True):
+        report.overlap = _overlap(found, exact, group)
+        firsts = [(found[r.request_id][0] == exact[r.request_id][0]).all() for r in group]
+        report.top1 = float(np.mean(firsts))
+        if not opened.sids_only:
+            errors = [_score_error(teacher, request, results[request.request_id]) for request in group]
+            report.score_error = max(errors)
+            if not report.score_error <= TOLERANCE[dtype]:
+                allowed = f"{dtype} allows {TOLERANCE[dtype]}"
+                report.faults.append(f"a score is {report.score_error:.3g} nats off; {allowed}")
+    del teacher  # Its weights make room for those of the yardstick.
+    others = None if dtype == "float32" else _search_again(opened, groups)
+    for number, (group, report) in enumerate(zip(groups, reports, strict=True)):
+        reached, least = report.overlap or 0.0, LEAST_OVERLAP
+        if others is not None:
+            report.yardstick, answers = others[number]
+            report.yardstick_overlap = _overlap(answers, exact, group)
+            beams = sum(len(exact[request.request_id]) for request in group)
+            least = least_overlap(reached, report.yardstick_overlap, beams)
+        if not reached >= least:
+            report.faults.append(f"{reached:.4f} of the exact beams were found; {least:.4f} must be")
 
 
-def _overlap(found: np.ndarray, exact: np.ndarray) -> float:
-    return len(set(map(tuple, found.tolist())) & set(map(tuple, exact.tolist()))) / max(1, len(exact))
+def least_overlap(reached: float, yardstick: float, beams: int) -> float:
+    """Share of `beams` exact beams that an engine must find where another search finds `yardstick`.
+
+    Two searches that round differently miss different beams, each about a Poisson number of them: three
+    standard deviations of the difference, estimated from what both miss, are chance.
+    """
+    return yardstick - SLACK - 3 * math.sqrt((2 - reached - yardstick) * beams) / beams
 
 
-def _hf_overlap(opened: OpenEngine, requests: Sequence[Request], teacher: "Teacher") -> float | None:
-    """How much of the exact answer transformers finds in the same dtype, where it fits."""
-    from grinf.jobs.bench.hf import HfEngine
+def _score_error(teacher: "Teacher", request: Request, result: RecallResult) -> float:
+    expected = teacher.scores(request.input_ids, result.sids)
+    known = np.isfinite(expected) | (teacher.dtype == "float32")
+    # In a narrow dtype rounding may move a SID over the border of top-K scores.
+    return float(np.abs(result.scores - expected)[known].max(initial=0.0))
+
+
+def _overlap(found: Answers, exact: Answers, requests: Sequence[Request]) -> float:
+    """Mean share of the exact beams that were found."""
+    rows = [[set(map(tuple, side[r.request_id].tolist())) for side in (found, exact)] for r in requests]
+    return float(np.mean([len(ours & right) / len(right) for ours, right in rows]))
+
+
+def _search_again(opened: OpenEngine, groups: Sequence[Sequence[Request]]) -> list[tuple[str, Answers]]:
+    """Another search in the engine's dtype: by transformers where it was asked, else by the teacher."""
+    from grinf.jobs.bench.teacher import Teacher
 
     assert opened.options is not None
-    options, widest = opened.options, max(opened.options.beams)
-    fits = [Request(r.request_id, r.input_ids) for r in requests if widest * r.context_len <= HF_TOKENS][:4]
-    if len(set(options.beams)) > 1 or options.score != "vocab" or not fits:
-        return None
-    baseline = OpenEngine(HfEngine(options, opened.trie), 1, opened.trie, options)
-    found = serve(baseline, fits)
+    found, narrow = _ask_transformers(opened.options, opened.trie, groups), None
+    answers: list[tuple[str, Answers]] = []
+    for group in groups:
+        own = {r.request_id: found[r.request_id] for r in group if r.request_id in found}
+        names = ["transformers"] * bool(own) + ["teacher"] * (len(own) < len(group))
+        for request in (request for request in group if request.request_id not in own):
+            narrow = narrow or Teacher(opened.options, opened.trie, widen=False)
+            own[request.request_id] = narrow.search(request.input_ids)
+        answers.append((" and ".join(names), own))
+    return answers
+
+
+def _ask_transformers(
+    options: EngineOptions, trie: Trie | None, groups: Sequence[Sequence[Request]]
+) -> Answers:
+    """What transformers finds for a few prompts of each group; empty: it cannot search like that."""
+    from grinf.jobs.bench.hf import HfEngine
+
+    most = HF_TOKENS // max(options.beams)
+    fitting = [[request for request in group if request.context_len <= most] for group in groups]
+    asked = [Request(r.request_id, r.input_ids) for fits in fitting for r in fits[:HF_PROMPTS]]
+    if not asked or not HfEngine.can_search(options):
+        return {}
+    baseline = OpenEngine(HfEngine(options, trie), 1, trie, options, sids_only=True)
+    found = serve(baseline, asked)
     baseline.engine.close()
-    answered = [request for request in fits if found[request.request_id].error is None]
-    shares = [_overlap(found[r.request_id].sids, teacher.search(r.input_ids)) for r in answered]
-    return float(np.mean(shares)) if shares else None
+    return {number: result.sids for number, result in found.items() if result.error is None}

@@ -12,9 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from grinf.config.load import LOCAL_FILE
 from grinf.config.settings import DemoSettings
 from grinf.errors import UsageError
-from grinf.jobs.bench.run_dir import replacing
 from grinf.jobs.build_trie import default_output
 from grinf.jobs.demo.report import DemoReport
+from grinf.trie import store
+from grinf.trie.publish import replacing
 
 MARK = "# Written by `grinf demo`"
 _SETTINGS_FILE = """{mark}, so that these run with no further flag:
@@ -76,11 +77,11 @@ class DemoFiles:
         Raises:
             UsageError: A file of someone else, or of other settings, is in the way.
         """
-        if not self._overwrite:
-            state = self._read_state()
-            self._refuse_others(state)
-            if state and state.report and all(path.exists() for path in (self.items, self.model, self.trie)):
-                return replace(state.report, is_new=False)
+        state = self._read_state()
+        self._refuse_others(state)
+        is_whole = all(path.exists() for path in (self.items, self.model, self.trie))
+        if state and state.report and is_whole and not self._overwrite:
+            return replace(state.report, is_new=False)
         self.keep(None)
         return None
 
@@ -105,15 +106,17 @@ class DemoFiles:
             return None
 
     def _refuse_others(self, state: DemoState | None) -> None:
-        fix = "run the demo in another folder, or replace it by --overwrite"
         if LOCAL_FILE.exists() and not LOCAL_FILE.read_bytes().startswith(MARK.encode()):
+            fix = "run the demo in another folder, or move the file away"
             raise UsageError(f"{LOCAL_FILE} exists", "`grinf demo` did not write it", fix)
         if state is not None:
-            if state.made_by != self._made_by:
+            if state.made_by != self._made_by and not self._overwrite:
+                fix = "run the demo in another folder, or replace it by --overwrite"
                 raise UsageError(f"{self.folder} is a demo with other settings", f"{state.made_by}", fix)
         elif self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise UsageError(f"{self.folder} exists", "`grinf demo` did not make it", "choose another -o")
-        elif self.trie.exists():
+        elif self.trie.exists() and not (self._overwrite and store.is_ours(self.trie)):
+            fix = "run the demo in another folder, or replace a trie by --overwrite"
             raise UsageError(f"{self.trie} exists", "the trie of the demo would replace it", fix)
 
 

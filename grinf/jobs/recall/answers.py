@@ -1,6 +1,6 @@
 """Answers: the engine's results of a unit as flat arrays in input order, and as the rows of the output."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from grinf.errors import RowError
 from grinf.jobs.recall.columns import Columns
+from grinf.jobs.recall.rejects import one_line
 from grinf.jobs.recall.units import Unit
 from grinf.state.request import RecallResult
 
@@ -56,6 +57,7 @@ def gather(
     top_k: int | None,
     trie: "Trie | None",
     expand: Literal["all", "top1"],
+    kept: Mapping[int, np.ndarray] | None = None,
 ) -> Answers:
     """Collect results, which are in input order, and look up their items.
 
@@ -65,6 +67,7 @@ def gather(
         top_k: SIDs to keep of each query; None: all.
         trie: Knows the items.
         expand: Every item of a SID, or its first.
+        kept: For each result, by its request, bool per item row of its SIDs; None: all are returned.
     """
     found = [outcome for outcome in outcomes if isinstance(outcome, RecallResult)]
     counts = [len(one.scores[:top_k]) if isinstance(one, RecallResult) else 0 for one in outcomes]
@@ -74,11 +77,15 @@ def gather(
     if trie is None:
         return Answers(offsets, sids, scores, np.empty(0, np.int64), None)
     leaves = [result.leaves[:top_k] for result in found if result.leaves is not None]
-    items, ends = trie.items(np.concatenate([np.empty(0, np.int64), *leaves]))
-    items = items if isinstance(items, pa.Array) else pa.array(items)
+    rows, ends = trie.item_rows(np.concatenate([np.empty(0, np.int64), *leaves]))
+    item_sid = np.repeat(np.arange(len(scores)), np.diff(ends))
+    if kept is not None:
+        is_kept = np.concatenate([np.empty(0, bool), *(kept[result.request_id] for result in found)])
+        rows, item_sid = rows[is_kept], item_sid[is_kept]
     if expand == "top1":
-        items, ends = items.take(pa.array(ends[:-1])), np.arange(len(ends))
-    return Answers(offsets, sids, scores, np.repeat(np.arange(len(scores)), np.diff(ends)), items)
+        first = np.searchsorted(item_sid, np.arange(len(scores)))  # Every SID that is found has a live item.
+        rows, item_sid = rows[first], item_sid[first]
+    return Answers(offsets, sids, scores, item_sid, trie.item_ids.take(pa.array(rows)))
 
 
 def output_schema(columns: Columns, queries: pa.Schema, id_type: pa.DataType) -> pa.Schema:
@@ -129,7 +136,7 @@ def to_table(
         "item_score": _lists(item_ends, answers.scores[answers.item_sid]),
         "item_beam": _lists(item_ends, item_beam),
         "error_code": [None if error is None else error.code for error in errors],
-        "error": [None if error is None else "; ".join(str(error).splitlines()) for error in errors],
+        "error": [None if error is None else one_line(error) for error in errors],
     }
     return pa.table(ours).select(schema.names).cast(schema)
 

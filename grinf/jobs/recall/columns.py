@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from grinf.config.parse import unknown
 from grinf.errors import RowError, UsageError
+from grinf.jobs.arrow_types import is_list, is_text
 from grinf.jobs.recall.inputs import Queries
 
 InputKind = Literal["input_ids", "messages", "text", "history"]
@@ -23,7 +24,7 @@ INPUT_NAMES: dict[str, InputKind] = {
 
 ID_NAMES = ("query_id", "qid", "uid", "user_id", "id")
 OUTPUT_NAMES = {"row", "query_id", "status", "beams_returned", "sid", "score", "error_code", "error"}
-ITEM_NAMES = {"item_id", "item_score", "item_beam"}
+ITEM_OUTPUTS = {"item_id", "item_score", "item_beam"}
 
 _SLICE = 256
 """Rows that are Python objects at the same time."""
@@ -39,6 +40,7 @@ class Columns:
         query_id: Ids of queries; None: the row number is the id.
         truth: Relevant items or SIDs; None: no metrics.
         carried: Column -> its name in the output, which differs only where the output has that name itself.
+        allow, deny: Lists of items that a query may, or may not, be given; None: there are none.
     """
 
     input: str
@@ -46,20 +48,30 @@ class Columns:
     query_id: str | None
     truth: str | None
     carried: dict[str, str]
+    allow: str | None = None
+    deny: str | None = None
 
     @property
     def read(self) -> list[str]:
         """Every column to read."""
-        return [self.input, *([self.query_id] if self.query_id else []), *self.carried]
+        others = (self.query_id, self.allow, self.deny)
+        return list(dict.fromkeys([self.input, *filter(None, others), *self.carried]))
 
 
-def pick_columns(queries: Queries, input_column: str | None, truth_column: str | None) -> Columns:
+def pick_columns(
+    queries: Queries,
+    input_column: str | None,
+    truth_column: str | None,
+    allow_column: str | None = None,
+    deny_column: str | None = None,
+) -> Columns:
     """Find the columns by name and type.
 
     Args:
         queries: The files.
         input_column: Column of prompts; None: the first of INPUT_NAMES that exists.
         truth_column: Column of relevant items or SIDs.
+        allow_column, deny_column: Columns of lists of items; they are not carried along.
 
     Raises:
         UsageError: A column that is missing in one of the files, or of a type that cannot be used.
@@ -69,13 +81,13 @@ def pick_columns(queries: Queries, input_column: str | None, truth_column: str |
     if name is None:
         why = f"the files have: {', '.join(names)}"
         raise UsageError(f"no column is named {', '.join(INPUT_NAMES)}", why, "name one by --input-column")
-    _require(queries, name)
-    if truth_column is not None:
-        _require(queries, truth_column)
+    for column in filter(None, (name, truth_column, allow_column, deny_column)):
+        _require(queries, column)
     query_id = next((name for name in ID_NAMES if name in names), None)
-    others = [column for column in names if column not in {name, query_id} - {truth_column}]
+    used = {name, query_id, allow_column, deny_column} - {truth_column}
+    carried = {column: _rename(column, names) for column in names if column not in used}
     kind = _kind(name, queries.schema.field(name).type)
-    return Columns(name, kind, query_id, truth_column, {column: _rename(column, names) for column in others})
+    return Columns(name, kind, query_id, truth_column, carried, allow_column, deny_column)
 
 
 def _require(queries: Queries, name: str) -> None:
@@ -87,20 +99,9 @@ def _require(queries: Queries, name: str) -> None:
 
 def _rename(column: str, names: Sequence[str]) -> str:
     name = column
-    while name in OUTPUT_NAMES | ITEM_NAMES or (name != column and name in names):
+    while name in OUTPUT_NAMES | ITEM_OUTPUTS or (name != column and name in names):
         name = f"input_{name}"
     return name
-
-
-def is_list(type_: pa.DataType) -> bool:
-    """Whether a type is any of Arrow's lists."""
-    types = pa.types
-    return types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_)
-
-
-def is_text(type_: pa.DataType) -> bool:
-    """Whether a type is a string."""
-    return pa.types.is_string(type_) or pa.types.is_large_string(type_)
 
 
 def values(column: pa.ChunkedArray) -> Iterator[Any]:

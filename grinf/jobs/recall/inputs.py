@@ -7,8 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from grinf.errors import DataError
-from grinf.jobs.parquet_files import find_files, open_parquet, source_of
-from grinf.jobs.recall.units import UNIT_ROWS, Unit
+from grinf.jobs.arrow_types import plain_type
+from grinf.jobs.parquet_files import columns_of, find_files, open_parquet, source_of
+from grinf.jobs.recall.units import Unit
+
+BATCH_ROWS = 2048
+"""Rows that are decoded at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +21,14 @@ class QueryFile:
 
     Attributes:
         digest: Of its bytes.
+        state: What changes when its bytes do: size, time and number of the file.
         row_groups: Rows of each row group.
         columns: Names of the columns.
     """
 
     path: Path
     digest: str
+    state: tuple[int, int, int]
     row_groups: tuple[int, ...]
     columns: tuple[str, ...]
 
@@ -54,19 +60,16 @@ def open_queries(patterns: Sequence[Path]) -> Queries:
 
 def _describe(path: Path) -> tuple[pa.Schema, QueryFile]:
     with open_parquet(path) as file:
-        schema, metadata = file.schema_arrow, file.metadata
+        names, schema, metadata = columns_of(path, file), file.schema_arrow, file.metadata
         row_groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-    if len(set(schema.names)) < len(schema.names):
-        raise DataError(f"{path} has columns of the same name", ", ".join(schema.names), "rename all but one")
-    plain = pa.schema([field.with_type(_plain(field.type)) for field in schema])
-    return plain, QueryFile(path.resolve(), source_of(path).digest, row_groups, tuple(schema.names))
+    plain = pa.schema([field.with_type(plain_type(field.type)) for field in schema])
+    state, digest = _state(path), source_of(path).digest
+    return plain, QueryFile(path.resolve(), digest, state, row_groups, tuple(names))
 
 
-def _plain(type_: pa.DataType) -> pa.DataType:
-    """Undo encodings that may differ between files of one dataset."""
-    if pa.types.is_dictionary(type_):
-        return _plain(type_.value_type)
-    return pa.string() if pa.types.is_string_view(type_) else type_
+def _state(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _merge(paths: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -81,7 +84,7 @@ def _merge(paths: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 
 class UnitReader:
-    """Reads units; one that follows the one before costs no second look at its row group.
+    """Reads units; one that comes after the one before costs no second look at its row group.
 
     Args:
         queries: The files.
@@ -99,13 +102,16 @@ class UnitReader:
         """Read the rows of a unit.
 
         Raises:
-            DataError: Damaged data, or values that do not fit the type that the files have in common.
+            DataError: Damaged data, values that do not fit the type that the files have in common, or a file
+                that was changed since the job was planned.
         """
         path = self._files[unit.file].path
         try:
-            if self._position != (unit.file, unit.row_group, unit.start):
-                self._batches, self._rest = self._open(path, unit.row_group), []
-                self._take(unit.start)
+            *place, row = self._position
+            if place != [unit.file, unit.row_group] or row > unit.start:
+                self._batches, self._rest, row = self._open(self._files[unit.file], unit.row_group), [], 0
+            for skipped in range(row, unit.start, BATCH_ROWS):
+                self._take(min(BATCH_ROWS, unit.start - skipped))
             batches = self._take(unit.num_rows)
             self._position = (unit.file, unit.row_group, unit.start + unit.num_rows)
             return self._fit(pa.Table.from_batches(batches))
@@ -113,10 +119,13 @@ class UnitReader:
             what = f"{path} cannot be read at row {unit.start:,} of row group {unit.row_group}"
             raise DataError(what, str(error).strip().splitlines()[0], "write the file again") from error
 
-    def _open(self, path: Path, row_group: int) -> Iterator[pa.RecordBatch]:
-        file = open_parquet(path)
+    def _open(self, source: QueryFile, row_group: int) -> Iterator[pa.RecordBatch]:
+        file = open_parquet(source.path)
+        if _state(source.path) != source.state:
+            fix = "start again with --overwrite: answers from both would be mixed"
+            raise DataError(f"{source.path} was changed while the job ran", fix=fix)
         names = [name for name in self._schema.names if name in file.schema_arrow.names]
-        return file.iter_batches(batch_size=UNIT_ROWS, row_groups=[row_group], columns=names)
+        return file.iter_batches(batch_size=BATCH_ROWS, row_groups=[row_group], columns=names)
 
     def _take(self, num_rows: int) -> list[pa.RecordBatch]:
         """Cut rows off the stream of batches, which may be smaller than they were asked to be."""

@@ -1,48 +1,109 @@
 """`grinf recall` without a terminal: plan, answer unit by unit, commit each, give the output its name."""
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from grinf.config.settings import RecallSettings
+from grinf.errors import StorageError
 from grinf.jobs.recall.executor import run_local
-from grinf.jobs.recall.plan import make_plan
-from grinf.jobs.recall.report import RecallReport, summarise
+from grinf.jobs.recall.output import Parts
+from grinf.jobs.recall.plan import Plan, make_plan
+from grinf.jobs.recall.pool import run_pool
+from grinf.jobs.recall.report import RecallReport, judge, summarise
+from grinf.jobs.recall.signals import Signalled, Signals, catching_signals
+from grinf.jobs.recall.space import explaining_full_disk
+from grinf.jobs.recall.watch import Watch
 from grinf.jobs.recall.worker import OnProgress
 
 
-def run_recall(settings: RecallSettings, on_progress: OnProgress) -> RecallReport:
+def run_recall(
+    settings: RecallSettings, on_progress: OnProgress, say: Callable[[str], None] = lambda text: None
+) -> RecallReport:
     """Answer every query as the settings say.
+
+    The first signal that asks the process to end lets the running unit end, the second does not; either way
+    the job can go on.
 
     Args:
         settings: Of the command.
         on_progress: Called with `queries` and `prompt tokens`, how many of them are done, and how many there
             are. The number of tokens is an estimate until all are read; the time to come goes with them.
+        say: Called with what the user should know at once.
 
     Raises:
         UsageError: Settings that cannot be used, or an output that exists and is something else.
         DataError: Inputs that cannot be read.
         EnvironmentFault: A model, catalogue or device that cannot be used.
         RowError: A query without an answer, with `--on-error fail`.
+        RejectsError: More rejected queries than `--abort-rejects`.
+        StorageError: The disk is full, or will be.
+        StoppedError: A signal.
     """
     plan = make_plan(settings)
-    num_rows = sum(unit.num_rows for unit in plan.units)
-    report = RecallReport("planned", plan.output.path, plan.columns, num_rows, len(plan.units), plan.warnings)
+    report = RecallReport(
+        "planned", plan.output.path, plan.columns, plan.num_rows, len(plan.units), plan.warnings
+    )
     finished = plan.output.finished(overwrite=settings.overwrite)
     if finished is not None:
-        return replace(report, status="unchanged", summary=finished)
+        return _finished(plan, replace(report, status="unchanged", summary=finished))
     if settings.dry_run:
         return report
-    with plan.output.open(resume=settings.resume, overwrite=settings.overwrite) as parts:
-        todo = [unit for unit in plan.units if parts.read(unit) is None]
-        seconds = run_local(plan, parts, todo, on_progress) if todo else 0.0
-        facts = [parts.read(unit) or {} for unit in plan.units]
-        summary = summarise([one["counts"] for one in facts], plan.requested)
-        parts.finish(plan.units, summary)
-    return replace(
+    with (
+        catching_signals() as signals,
+        plan.output.open(resume=settings.resume, overwrite=settings.overwrite) as parts,
+    ):
+        return _run(plan, parts, report, signals, on_progress, say)
+
+
+def _run(
+    plan: Plan,
+    parts: Parts,
+    report: RecallReport,
+    signals: Signals,
+    on_progress: OnProgress,
+    say: Callable[[str], None],
+) -> RecallReport:
+    watch = Watch(plan, parts, signals, say)
+    try:
+        watch.check()
+        seconds = _executor(plan.settings)(plan, parts, watch, watch.tell(on_progress)) if watch.todo else 0.0
+        summary = summarise((facts["counts"] for facts in _facts(plan, parts)), plan.requested)
+        search = next(_facts(plan, parts))
+        with explaining_full_disk(plan.output, plan.units):
+            parts.finish(plan.units, summary)
+    except Signalled:
+        raise watch.stopped() from None
+    report = replace(
         report,
         status="done",
         summary=summary,
-        search={key: value for key, value in facts[0].items() if key not in ("counts", "digest")},
-        units_kept=len(plan.units) - len(todo),
-        answered=sum(unit.num_rows for unit in todo),
+        search={key: value for key, value in search.items() if key not in ("counts", "digest")},
+        units_kept=len(plan.units) - len(watch.todo),
+        answered=sum(unit.num_rows for unit in watch.todo),
         seconds=seconds,
     )
+    return _finished(plan, report)
+
+
+def _executor(settings: RecallSettings) -> Callable[[Plan, Parts, Watch, OnProgress], float]:
+    if settings.executor == "ray":
+        from grinf.jobs.recall.ray_executor import run_ray
+
+        return run_ray
+    return run_pool if len(settings.devices) > 1 else run_local
+
+
+def _finished(plan: Plan, report: RecallReport) -> RecallReport:
+    """Add what follows from the summary."""
+    rejects = plan.output.rejects if report.rejected else None
+    return replace(report, rejects=rejects, warnings=[*report.warnings, *judge(report.summary)])
+
+
+def _facts(plan: Plan, parts: Parts) -> Iterator[Mapping[str, Any]]:
+    """What the units say of themselves, in order."""
+    for unit in plan.units:
+        facts = parts.read(unit)
+        if facts is None:
+            raise StorageError(f"{unit.name} in {plan.output.partial} is gone", "it was committed")
+        yield facts

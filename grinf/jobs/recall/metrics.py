@@ -10,11 +10,13 @@ targets T of a query, and its first K answers A_K:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+
+from grinf.jobs.recall.bootstrap import resample
 
 if TYPE_CHECKING:
     from grinf.jobs.recall.answers import Answers
@@ -88,30 +90,52 @@ def walk_targets(
     return matches, target
 
 
-def ranking_sums(ranked: Ranked, num_targets: np.ndarray, cutoffs: Sequence[int]) -> dict[str, float]:
-    """Sum recall, hit, MRR and NDCG over the queries that have targets.
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Metrics of some queries, to be added to those of others.
+
+    Attributes:
+        total: Sum by name.
+        resampled: The sums of `n_eval` and of each recall in every replicate of the bootstrap,
+            float64 [REPLICATES].
+    """
+
+    total: dict[str, float] = field(default_factory=dict[str, float])
+    resampled: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+
+
+def ranking_values(ranked: Ranked, num_targets: np.ndarray, cutoffs: Sequence[int]) -> dict[str, np.ndarray]:
+    """Compute recall, hit, MRR and NDCG of each query.
 
     Args:
-        ranked: Their answers.
-        num_targets: int64 [rows], distinct targets; 0 leaves a query out.
+        ranked: The answers.
+        num_targets: int64 [rows], distinct targets.
         cutoffs: Each K.
+
+    Returns:
+        float64 [rows] by name; 0 where there are no targets.
     """
-    rows, has_targets = len(num_targets), num_targets > 0
+    rows, wanted = len(num_targets), np.maximum(1, num_targets)
     row, rank = ranked.row[ranked.is_hit], ranked.rank[ranked.is_hit]
     discount = 1 / np.log2(np.arange(max(cutoffs, default=0)) + 2)
     ideal = np.append(0, np.cumsum(discount))
     first = np.full(rows, np.inf)
     np.minimum.at(first, row, rank)
-    sums: dict[str, float] = {}
+    values: dict[str, np.ndarray] = {}
     for k in cutoffs:
         within = rank < k
-        hits = np.bincount(row[within], minlength=rows)[has_targets]
-        gain = np.bincount(row[within], discount[rank[within]], minlength=rows)[has_targets]
-        sums[f"recall@{k}"] = float((hits / num_targets[has_targets]).sum())
-        sums[f"hit@{k}"] = float((hits > 0).sum())
-        sums[f"mrr@{k}"] = float((1 / (first[(first < k) & has_targets] + 1)).sum())
-        sums[f"ndcg@{k}"] = float((gain / ideal[np.minimum(num_targets[has_targets], k)]).sum())
-    return sums
+        hits = np.bincount(row[within], minlength=rows)
+        gain = np.bincount(row[within], discount[rank[within]], minlength=rows)
+        values[f"recall@{k}"] = hits / wanted
+        values[f"hit@{k}"] = (hits > 0).astype(float)
+        values[f"mrr@{k}"] = np.where(first < k, 1 / (first + 1), 0.0)
+        values[f"ndcg@{k}"] = gain / ideal[np.minimum(wanted, k)]
+    return values
+
+
+def ranking_sums(ranked: Ranked, num_targets: np.ndarray, cutoffs: Sequence[int]) -> dict[str, float]:
+    """Sum what `ranking_values` computes."""
+    return _total(ranking_values(ranked, num_targets, cutoffs))
 
 
 def measure(
@@ -120,7 +144,8 @@ def measure(
     truth: "Named",
     cutoffs: Sequence[int],
     item_cutoffs: Sequence[int],
-) -> dict[str, float]:
+    weights: np.ndarray,
+) -> Sums:
     """Sum the metrics of a unit.
 
     Args:
@@ -128,6 +153,7 @@ def measure(
         failed: bool [rows], queries with an error instead of an answer.
         truth: Targets of the same queries.
         cutoffs: Each K on SIDs. item_cutoffs: each K on items, if the truth names items.
+        weights: [rows, REPLICATES], how often each query counts in each replicate of the bootstrap.
 
     Returns:
         Sums over the `n_eval` queries with targets and an answer, by name; `n_no_truth` have no targets,
@@ -139,7 +165,8 @@ def measure(
     keep = ~failed[truth.row]
     row, is_known = truth.row[keep], truth.in_catalogue[keep]
     groups = {"n_eval": has_targets & ~failed, "n_no_truth": ~has_targets, "n_error": has_targets & failed}
-    sums = {name: float(group.sum()) for name, group in groups.items()}
+    sums = _total(groups)
+    resampled = {"n_eval": resample(weights, groups["n_eval"])}
     weight = 1 / np.maximum(1, np.bincount(row, minlength=rows))
     sums["target_in_catalogue"] = float(weight[row[is_known]].sum())
 
@@ -147,17 +174,19 @@ def measure(
     if answers.items is not None and item_cutoffs:
         items, wanted = _number_ids(answers.items, truth.given.filter(pa.array(keep)))
         on_items = rank_answers(answers.item_row, items, row, wanted)
-        sums |= _named("items", ranking_sums(on_items, count_targets(row, wanted, rows), item_cutoffs))
+        values = _named("items", ranking_values(on_items, count_targets(row, wanted, rows), item_cutoffs))
+        sums, resampled = sums | _total(values), resampled | _resampled(values, weights)
         target = np.where(
             is_known, target, wanted + target.max(initial=0) + 1
         )  # Each unknown item is one more.
     on_sids = Ranked(answers.row, rank_within(answers.row), matches[:, -1])
-    sums |= _named("sids", ranking_sums(on_sids, count_targets(row, target, rows), cutoffs))
+    values = _named("sids", ranking_values(on_sids, count_targets(row, target, rows), cutoffs))
+    sums, resampled = sums | _total(values), resampled | _resampled(values, weights)
     for k in cutoffs:
         for level, match in enumerate(matches.T):
             found = on_sids.row[match & (on_sids.rank < k)]
             sums[f"sids.level_hit@{k}[{level}]"] = float(len(np.unique(found)))
-    return sums
+    return Sums(sums, resampled)
 
 
 def _number_ids(answers: pa.Array, targets: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -167,5 +196,14 @@ def _number_ids(answers: pa.Array, targets: pa.Array) -> tuple[np.ndarray, np.nd
     return numbers[: len(answers)], numbers[len(answers) :]
 
 
-def _named(group: str, sums: Mapping[str, float]) -> dict[str, float]:
-    return {f"{group}.{name}": value for name, value in sums.items()}
+def _named(group: str, values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {f"{group}.{name}": value for name, value in values.items()}
+
+
+def _total(values: Mapping[str, np.ndarray]) -> dict[str, float]:
+    return {name: float(value.sum()) for name, value in values.items()}
+
+
+def _resampled(values: Mapping[str, np.ndarray], weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Resample the metric that gets an interval."""
+    return {name: resample(weights, value) for name, value in values.items() if ".recall@" in name}

@@ -13,7 +13,7 @@ from grinf.jobs.recall.columns import InputKind, values
 from grinf.jobs.recall.history import HistoryPrompter
 from grinf.jobs.recall.sid_lookup import SidLookup
 from grinf.jobs.recall.tokenizer import CHAT, Prompt, PromptTokenizer, Template
-from grinf.trie.tokens import TOKENIZER_FILES
+from grinf.trie.tokens import has_tokenizer
 
 if TYPE_CHECKING:
     from grinf.trie import Trie
@@ -57,10 +57,9 @@ def make_prompter(
             raise UsageError(
                 "a history needs a trie", "items and codes become tokens by it", "add --trie FILE"
             )
-        has_tokenizer = any((model / name).is_file() for name in TOKENIZER_FILES)
         lookup = SidLookup(field.name, field.type, trie, trie.levels)
         return HistoryPrompter(
-            lookup, trie, PromptTokenizer(model) if has_tokenizer else None, around, suffix
+            lookup, trie, PromptTokenizer(model) if has_tokenizer(model) else None, around, suffix
         )
     chat = read_messages if kind == "messages" else _as_user if template == CHAT else None
     return TextPrompter(PromptTokenizer(model), around, suffix, chat)
@@ -104,7 +103,7 @@ class TextPrompter:
         except UnicodeEncodeError as error:
             return RowError("bad_type", "the text is not valid Unicode", str(error))
         except RowError as error:
-            return error
+            return error.kept()
 
     def _render(self, value: Any) -> str:
         if value is None or isinstance(value, RowError):

@@ -7,7 +7,8 @@ import numpy as np
 import pyarrow as pa
 
 from grinf.errors import RowError, UsageError
-from grinf.jobs.recall.columns import is_list, is_text, values
+from grinf.jobs.arrow_types import is_list, is_text
+from grinf.jobs.recall.columns import values
 from grinf.jobs.sid_columns import Fault, SidReader
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class SidLookup:
                 f"column {name!r} holds {type_}", why, "give item ids, or SIDs as lists of codes"
             )
         self._name, self._trie, self._levels = name, trie, levels
-        self._element, self._reader = (type_ if self._is_one else element), SidReader()
+        self._element, self._reader = (type_ if self._is_one else element), SidReader(is_mixed=True)
 
     def read(self, column: pa.ChunkedArray) -> Named:
         """Look up what a column names; null rows, and nulls in a list, name nothing.
@@ -93,6 +94,7 @@ class SidLookup:
 
     def _of_sids(self, given: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         read, levels = self._reader.read([given], [self._name]), self._levels
+        self._reader.refuse_unread()
         is_whole = (read.fault == Fault.NONE) & (read.codes[:, levels:] < 0).all(1)
         codes = np.pad(read.codes, ((0, 0), (0, levels)), constant_values=-1)[:, :levels]
         sids = np.where(is_whole[:, None], codes, -1)

@@ -3,9 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-UNIT_ROWS = 2048
-"""Rows of a unit at most. Large enough that its last, ragged batches cost little; small enough to redo."""
-
 
 @dataclass(frozen=True, slots=True)
 class Unit:
@@ -15,7 +12,7 @@ class Unit:
         index: Position of the unit in the job; the output keeps this order.
         file, row_group: Where the rows are.
         start: First row within the row group.
-        num_rows: At most UNIT_ROWS.
+        num_rows: Its rows.
         first_row: Number of the first row in the whole input.
     """
 
@@ -32,11 +29,13 @@ class Unit:
         return f"unit-{self.index:06d}.parquet"
 
 
-def plan_units(row_groups: Sequence[Sequence[int]], limit: int | None = None) -> list[Unit]:
+def plan_units(row_groups: Sequence[Sequence[int]], most_rows: int, limit: int | None = None) -> list[Unit]:
     """Cut the input into units; the same files always give the same units.
 
     Args:
         row_groups: For each file, the rows of its row groups.
+        most_rows: Rows of a unit at most: enough that its last, ragged batches cost little, few enough to be
+            answered again after a crash.
         limit: Rows to take from the front; None: all.
     """
     total = sum(map(sum, row_groups))
@@ -45,7 +44,7 @@ def plan_units(row_groups: Sequence[Sequence[int]], limit: int | None = None) ->
     for file, groups in enumerate(row_groups):
         for row_group, rows in enumerate(groups):
             first_row = units[-1].first_row + units[-1].num_rows if units else 0
-            for start in range(0, min(rows, left - first_row), UNIT_ROWS):
-                num_rows = min(UNIT_ROWS, rows - start, left - first_row - start)
+            for start in range(0, min(rows, left - first_row), most_rows):
+                num_rows = min(most_rows, rows - start, left - first_row - start)
                 units.append(Unit(len(units), file, row_group, start, num_rows, first_row + start))
     return units

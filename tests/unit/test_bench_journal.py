@@ -1,0 +1,119 @@
+"""A run's folder that something has damaged is told with its place; one that a crash cut off goes on."""
+
+import json
+import shutil
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from grinf.config.load import resolve
+from grinf.config.settings import BenchSettings
+from grinf.errors import EnvironmentFault, ExitCode
+from grinf.jobs.bench.compare import compare_runs
+from grinf.jobs.bench.journal import read_journal
+from grinf.jobs.bench.run_dir import RunDir
+from grinf.jobs.bench.summary import summarise
+from grinf.jobs.bench.sweep import run_bench
+
+FLAGS = {"engine": "sim:", "preset": "smoke", "input_len": "100", "beams": "900"}
+
+
+def bench(folder, **flags):
+    return run_bench(resolve(BenchSettings, FLAGS | {"output": str(folder)} | flags), lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return bench(tmp_path_factory.mktemp("bench")).run.path
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return RunDir(shutil.copytree(finished, tmp_path / "results" / finished.name))
+
+
+def replaced(old, new):
+    return lambda text: text.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: b"", "line 1"),
+        (lambda text: b"\x00\xff garbage\n" + text, "line 1 "),
+        (lambda text: text.replace(b"\n", b"\n\xff\xfe\n", 1), "line 2 "),
+        (lambda text: text.replace(b"\n", b"\n[1]\n", 1), "line 2 is damaged\nit is no JSON object"),
+        (lambda text: text.replace(b"\n", b'\n{"event": "probe", "po\n', 1), "line 2 "),
+        (lambda text: text.replace(b"\n", b'\n{"point": "p"}\n', 1), "it names no event"),
+        (lambda text: text.partition(b"\n")[2], "begins with the terms"),
+        (replaced(b'"event": "start"', b'"event": "begin"'), "'begin' is no event"),
+        (replaced(b'"stage": "floor"', b'"stage": "flour"'), "stage: "),
+        (replaced(b'"concurrency": 1', b'"concurrency": "one"'), "concurrency: "),
+        (replaced(b'"probe_id"', b'"probe"'), "probe_id: "),
+        (
+            replaced(b'"event": "probe", "point": "sim_', b'"event": "probe", "point": "simulated_'),
+            "no point",
+        ),
+        (replaced(b'"preset": "smoke"', b'"preset": "smog"'), "preset"),
+        (replaced(b'"sla": ["p99:100ms"]', b'"sla": ["p99:100"]'), "has no unit"),
+        (replaced(b'"sla": ["p99:100ms"]', b'"sla": []'), "no SLA"),
+        (replaced(b'"input_len": 100', b'"input_len": "long"'), "input_len"),
+        (replaced(b'"config_hash"', b'"hash"'), "lacks 'config_hash'"),
+    ],
+)
+def test_a_damaged_journal_is_told_with_its_line(run, damage, message):
+    journal = run.path / "journal.jsonl"
+    journal.write_bytes(damage(journal.read_bytes()))
+    for use in (
+        lambda: summarise(run),
+        lambda: compare_runs([run.path, run.path]),
+        lambda: bench(run.path.parent, resume=True),
+    ):
+        with pytest.raises(EnvironmentFault) as told:
+            use()
+        assert told.value.exit_code is ExitCode.ENVIRONMENT
+        assert str(journal) in str(told.value)
+        assert message in str(told.value)
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b"\xff", b"7"])
+def test_a_damaged_environment_is_told(run, text):
+    (run.path / "env.json").write_bytes(text)
+    with pytest.raises(EnvironmentFault, match=r"env\.json is damaged"):
+        compare_runs([run.path, run.path])
+
+
+@pytest.mark.parametrize("kind", ["missing", "cut", "foreign", "retyped"])
+def test_a_damaged_table_is_told(run, kind):
+    file = next(iter(read_journal(run).records.values()))[0].file
+    path = run.path / file
+    table = pq.ParquetFile(path).read()
+    match kind:
+        case "missing":
+            path.unlink()
+        case "cut":
+            path.write_bytes(path.read_bytes()[:100])
+        case "foreign":
+            pq.write_table(pa.table({"a": [1]}), path)
+        case _:
+            words = pa.array(["soon"] * len(table))
+            pq.write_table(table.set_column(table.column_names.index("t_done_ns"), "t_done_ns", words), path)
+    with pytest.raises(EnvironmentFault) as told:
+        summarise(run)
+    assert file in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "torn", [b'{"event": "probe", "poi', b"\xff\x00", b'{"event": "done", "point": "x"}']
+)
+def test_a_torn_line_makes_room_for_the_next_event(run, torn):
+    journal = run.path / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + torn)
+    assert summarise(run).rows[0]["status"] == "ok"
+    point = read_journal(run).points[0].key
+    run.append("verify", point=point, status="ok")
+    line = json.dumps({"event": "verify", "point": point, "status": "ok"}).encode()
+    assert journal.read_bytes() == whole + line + b"\n"
+    assert read_journal(run).said["verify", point]["status"] == "ok"
