@@ -10,6 +10,8 @@ from grinf.errors import ModelError
 
 _ARCHITECTURES = {"Qwen3ForCausalLM": "qwen3", "Qwen2ForCausalLM": "qwen2", "LlamaForCausalLM": "llama"}
 _DTYPES = {"float32", "bfloat16", "float16"}
+_NEUTRAL = {"do_sample": False, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "suppress_tokens": []}
+_SAMPLING = ("temperature", "top_p", "top_k")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,17 @@ def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
         qk_norm=kind == "qwen3",
         dtype=_dtype(raw, where),
     )
+
+
+def read_generation(path: Path) -> dict[str, Any]:
+    """What a checkpoint's `generation_config.json` asks of a search and grinf does not do; empty: nothing."""
+    try:
+        raw = json.loads((path / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    asked = raw if isinstance(raw, dict) else {}
+    keys = [*_NEUTRAL, *(_SAMPLING if asked.get("do_sample") else ())]
+    return {key: asked[key] for key in keys if asked.get(key) not in (None, _NEUTRAL.get(key))}
 
 
 def _kind(raw: Mapping[str, Any], where: str) -> str:

@@ -203,6 +203,9 @@ def test_f14_a_checkpoints_sampling_changes_nothing(world, tmp_path):
         for model in (world.model, tmp_path / "model")
     )
     assert plain == sampled
+    report = world.recall(tmp_path / "o.parquet", {"input_ids": [PROMPT]}, model=str(tmp_path / "model"))
+    asked = "do_sample = True, temperature = 0.6, top_p = 0.95"
+    assert f"generation_config.json asks for {asked}: recall takes no notice" in report.warnings
 
 
 def test_f17_parents_are_right_where_degrees_differ(world, tmp_path, hugging_face):

@@ -26,7 +26,7 @@ from grinf.jobs.recall.output import Output
 from grinf.jobs.recall.prompts import Prompter, make_prompter
 from grinf.jobs.recall.sid_lookup import SidLookup
 from grinf.jobs.recall.units import Unit, plan_units
-from grinf.model.config import read_config
+from grinf.model.config import read_config, read_generation
 from grinf.runtime.beam_width import make_policy
 from grinf.trie import Trie
 from grinf.trie.tokens import check_tokenizer
@@ -92,6 +92,9 @@ class Plan:
             warnings.append(f"metrics of SIDs at K = {', '.join(left_out)} are left out: {why}")
         if not self.knows_tokens:
             warnings.append("the model has no tokenizer to compare the token ids of the trie with")
+        if self.settings.model is not None and (asked := read_generation(self.settings.model)):
+            spelled = ", ".join(f"{key} = {value}" for key, value in asked.items())
+            warnings.append(f"generation_config.json asks for {spelled}: recall takes no notice")
         return warnings
 
 
