@@ -107,6 +107,11 @@ class World:
         return run_recall(self.settings(output=str(path), **changes), ignore)
 
 
+def draw_prompts(rng: np.random.Generator, count: int, shortest: int = 1) -> list[list[int]]:
+    """Token ids of prompts of different lengths."""
+    return [rng.integers(0, 50, length).tolist() for length in rng.integers(shortest, 30, count)]
+
+
 def make_world(folder: Path, *, short: bool = False) -> World:
     """Make a model and a catalogue of 60 items on at most 50 SIDs, some of them short if `short`."""
     import torch

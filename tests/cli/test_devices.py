@@ -16,7 +16,7 @@ import torch
 
 from grinf.errors import EnvironmentFault
 from tests.cli.test_app import run
-from tests.recall_world import World, make_world, write
+from tests.recall_world import World, draw_prompts, make_world, write
 
 UNIT, UNITS = 60, 20
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # Sums depend on the number of threads.
@@ -51,7 +51,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(scope="module")
 def queries(world: World) -> Path:
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 50, length).tolist() for length in rng.integers(4, 30, UNIT * UNITS)]
+    prompts = draw_prompts(rng, UNIT * UNITS, shortest=4)
     truth = rng.integers(100, 160, UNIT * UNITS)[:, None].tolist()
     return write(world.folder / "queries.parquet", {"input_ids": prompts, "truth": truth}, row_group_size=500)
 

@@ -6,8 +6,6 @@ test_build_trie.py, test_trie_tokens.py and test_trie_store.py.
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from grinf.jobs.recall import RecallReport, inputs
 from grinf.model.decoder import Decoder
 from grinf.trie import Trie, trie_of
 from grinf.trie.tokens import TOKENIZER_FILES
+from tests.cli.test_app import run
 from tests.golden.oracle import Oracle
 from tests.recall_world import (
     CODES,
@@ -151,19 +150,8 @@ def test_f9_without_its_trie_nothing_is_served(world, tmp_path, damage):
     shutil.copy(
         world.model / "config.json", tmp_path / "model"
     )  # Weights would be missed, if they were read.
-    command = [
-        sys.executable,
-        "-m",
-        "grinf",
-        "recall",
-        "--input",
-        "q.parquet",
-        "--trie",
-        "t.grtrie",
-        "--model",
-        "model",
-    ]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = ("recall", "--input", "q.parquet", "--trie", "t.grtrie", "--model", "model")
+    told = run(*words, cwd=tmp_path)
     assert told.returncode == 3
     assert "t.grtrie" in told.stderr
     assert "Traceback" not in told.stderr

@@ -15,7 +15,7 @@ import torch
 
 from grinf.errors import EnvironmentFault
 from grinf.jobs.recall.plan import make_plan
-from tests.recall_world import World, make_world, write
+from tests.recall_world import World, draw_prompts, make_world, write
 
 UNIT, UNITS, BAD = 50, 12, 9
 FATAL = """
@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(scope="module")
 def queries(world: World) -> Path:
     rng = np.random.default_rng(0)
-    prompts = [rng.integers(0, 50, length).tolist() for length in rng.integers(4, 30, UNIT * UNITS)]
+    prompts = draw_prompts(rng, UNIT * UNITS, shortest=4)
     return write(world.folder / "queries.parquet", {"input_ids": prompts})
 
 

@@ -10,7 +10,17 @@ import pytest
 
 from grinf.errors import DataError, RowError, UsageError
 from tests import recall_world
-from tests.recall_world import LEVELS, MAX_CONTEXT, SID_BEGIN, VOCABULARY, World, ids_of, make_world, write
+from tests.recall_world import (
+    LEVELS,
+    MAX_CONTEXT,
+    SID_BEGIN,
+    VOCABULARY,
+    World,
+    draw_prompts,
+    ids_of,
+    make_world,
+    write,
+)
 
 SHAPES = ("row", "query_id", "status", "beams_returned", "sid", "score", "item_id", "item_score", "item_beam")
 
@@ -26,8 +36,7 @@ def short_world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def random_prompts(count: int, seed: int = 0) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(0, 50, length).tolist() for length in rng.integers(1, 30, count)]
+    return draw_prompts(np.random.default_rng(seed), count)
 
 
 def assert_row(

@@ -1,8 +1,6 @@
 """`grinf recall` with filters: every answer is that of a catalogue that was built without the other items."""
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +20,7 @@ from grinf.jobs.recall import filters as filters_module
 from grinf.jobs.recall.filters import Filters
 from grinf.jobs.trie_views import delete_items, store_view
 from grinf.trie import Trie, trie_of
+from tests.cli.test_app import run
 from tests.recall_world import CODES, END, LEVELS, World, ignore, make_world, write
 
 IDS = pa.list_(pa.int64())
@@ -350,20 +349,10 @@ def test_the_command(world: World, tmp_path: Path) -> None:
     )
     lists = {"may": pa.array([[101, 104], None], IDS), "seen": pa.array([None, [104, 9]], IDS)}
     write(tmp_path / "q.parquet", queries_of(2, **lists))
-    command = [
-        sys.executable,
-        "-m",
-        "grinf",
-        "recall",
-        "--input",
-        "q.parquet",
-        "--trie",
-        "t.grtrie",
-        "--json",
-    ]
-    command += ["--model", str(world.model), "--beams", "9", "-o", "o.parquet", "--device", "cpu"]
-    command += ["--view", "v", "--allow-column", "may", "--deny-column", "seen"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    words = ["recall", "--input", "q.parquet", "--trie", "t.grtrie", "--json"]
+    words += ["--model", str(world.model), "--beams", "9", "-o", "o.parquet", "--device", "cpu"]
+    words += ["--view", "v", "--allow-column", "may", "--deny-column", "seen"]
+    done = run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [sorted(row["item_id"]) for row in rows_of(tmp_path / "o.parquet")] == [[101, 104], [101, 107]]
     assert "1 ids of allow and deny lists are not in the catalogue" in done.stderr
