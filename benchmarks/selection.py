@@ -203,7 +203,7 @@ def time_elementwise(rows: int = 8 * BEAMS, sets: int = 6) -> None:
 
 
 def time_path(batch: int = 8, levels: int = 3) -> None:
-    """Print both kernels of BeamPath."""
+    """Print the kernel of BeamPath."""
     token, ancestor, node = (
         torch.zeros(batch + 1, n, BEAMS, device="cuda").int() for n in (levels, levels - 1, 1)
     )
@@ -218,8 +218,6 @@ def time_path(batch: int = 8, levels: int = 3) -> None:
     chosen = Beams(cum[:batch], *(node[:batch, 0] for _ in range(3)), width[:batch])
     us = graph_us([partial(path.extend_path, slot, level, chosen, token, ancestor, cum, node[:, 0], width)])
     say(f"extend_path, {batch} x {BEAMS}: {us:.1f} us")
-    us = graph_us([partial(path.gather_path, slot, level - 1, token, ancestor, width, BEAMS)])
-    say(f"gather_path, {batch} x {BEAMS}: {us:.1f} us")
 
 
 def say(line: str) -> None:

@@ -20,8 +20,8 @@ from benchmarks.throughput import make_trie, say
 from grinf import Engine, EngineOptions, Request
 
 KINDS = {
+    "prefill attention": r"grinf_prefill|flash|fmha|mha|sdpa",
     "matrix products": r"gemm|nvjet|cutlass|xmma|cublas",
-    "prefill attention": r"flash|fmha|mha|sdpa",
     "decode attention": r"grinf_(decode|context|beam|merge)_",
     "selection": r"grinf_(lay_out|group|pick|rescan|finish|child|row_)|grinf_.*(column|select)",
     "norms, RoPE, SwiGLU": r"grinf_(add|qk|swiglu|rms)",

@@ -3,6 +3,7 @@
 STEMS = (
     "context_attention",
     "decode_attention_sm90",
+    "prefill_attention_sm90",
     "beam_attention",
     "merge_attention",
     "constrained_topk",

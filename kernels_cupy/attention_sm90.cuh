@@ -74,3 +74,94 @@ DEVICE void load_queries(u32 (&q)[HEAD_DIM / 4], u32 tile, int group) {
     for (int k = 0; k < HEAD_DIM / 16; ++k)
         ldmatrix4(*reinterpret_cast<u32(*)[4]>(&q[4 * k]), tile + swizzled(row, 2 * k + lane / 16));
 }
+
+// Two stages of key blocks and two of their values, in shared memory: TILE bytes each, stage after stage. A block is
+// full when TMA has brought it, and empty again when the eight warps of the consumers are done with it.
+struct Stages {
+    u64 k_full[2], k_empty[2], v_full[2], v_empty[2];
+};
+
+DEVICE void stages_init(Stages& stages) {
+    for (int at = 0; at < 2; ++at) {
+        barrier_init(stages.k_full[at], 1);
+        barrier_init(stages.v_full[at], 1);
+        barrier_init(stages.k_empty[at], 8);
+        barrier_init(stages.v_empty[at], 8);
+    }
+}
+
+// Zero the values past the last key: their weights are 0, but 0 times what a stale page holds may be NaN. Both
+// warpgroups write the same zeros, each for itself, so that neither waits for the other.
+DEVICE void zero_tail(u32 values, int keys, int group) {
+    for (int i = keys * CHUNKS + threadIdx.x % 128; i < ROWS * CHUNKS; i += 128)
+        zero16(values + swizzled(i / CHUNKS, i % CHUNKS));
+    fence_async();
+    sync_threads<128>(1 + group);
+}
+
+// The key blocks of a tile, `blocks` of them, at least one. Only the first may need a mask: if `cut`, element i of its
+// scores counts only where !masked(i), and its values past `live` keys are zeroed. `turn` counts the blocks of this
+// thread block: stage and phase. The softmax of a block overlaps the wgmma of the block before it.
+template <typename Masked>
+DEVICE void attend_blocks(float (&o)[HEAD_DIM / 2], Softmax& softmax, const u32 (&q)[HEAD_DIM / 4], u32 keys,
+                          u32 values, Stages& stages, u32& turn, int blocks, int live, bool cut, Masked masked,
+                          int group, float scale_log2) {
+    float s[ROWS / 2], decay[2];
+    u32 p[ROWS / 4];
+    const bool signals = threadIdx.x % WARP_SIZE == 0;
+
+    wait(stages.k_full[turn & 1], turn >> 1 & 1);
+    wgmma_fence();
+    start_scores(s, q, keys + (turn & 1) * TILE);
+    wgmma_wait<0>();
+    pin(s);
+    if (signals) arrive(stages.k_empty[turn & 1]);
+    if (cut) {
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; ++i)
+            if (masked(i)) s[i] = NEG_INF;
+    }
+    softmax.take(s, decay, scale_log2);
+    rescale_and_pack(o, decay, p, s);
+    wait(stages.v_full[turn & 1], turn >> 1 & 1);
+    if (live < ROWS) zero_tail(values + (turn & 1) * TILE, live, group);
+
+    for (int block = 1; block < blocks; ++block) {
+        u32 next = turn + 1;
+        wait(stages.k_full[next & 1], next >> 1 & 1);
+        wgmma_fence();
+        start_scores(s, q, keys + (next & 1) * TILE);
+        start_values(o, p, values + (turn & 1) * TILE);
+        wgmma_wait<1>();
+        pin(s);
+        softmax.take(s, decay, scale_log2);
+        // K is free since the wait; asking for the sums (never negative) makes this a point that the wait for O, next,
+        // cannot be moved across: the assembler would put it before the softmax that it shall overlap.
+        if (signals && !(softmax.sum[0] + softmax.sum[1] < 0.f)) arrive(stages.k_empty[next & 1]);
+        wgmma_wait<0>();
+        pin(o);
+        if (signals) arrive(stages.v_empty[turn & 1]);
+        rescale_and_pack(o, decay, p, s);
+        turn = next;
+        wait(stages.v_full[turn & 1], turn >> 1 & 1);
+    }
+    wgmma_fence();
+    start_values(o, p, values + (turn & 1) * TILE);
+    wgmma_wait<0>();
+    pin(o);
+    if (signals) arrive(stages.v_empty[turn & 1]);
+    ++turn;
+}
+
+// Row r (0, 1) of this thread. Neighbouring lanes trade halves, so that each stores 8 bytes and four fill 32.
+DEVICE void store_row(elem* to, const float (&o)[HEAD_DIM / 2], int r, float factor) {
+    const int lane = threadIdx.x & 3, odd = lane & 1;
+#pragma unroll
+    for (int i = 2 * r; i < HEAD_DIM / 2; i += 8) {
+        u32 low = pack2<elem>(o[i] * factor, o[i + 1] * factor);
+        u32 high = pack2<elem>(o[i + 4] * factor, o[i + 5] * factor);
+        u32 other = __shfl_xor_sync(FULL_MASK, odd ? low : high, 1);
+        uint2 words = odd ? make_uint2(other, high) : make_uint2(low, other);
+        if (to) *reinterpret_cast<uint2*>(to + 2 * (i - 2 * r) + 8 * odd + 2 * (lane & 2)) = words;
+    }
+}

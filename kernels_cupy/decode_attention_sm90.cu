@@ -25,7 +25,8 @@
 //                    part without keys has lse -inf and rows that mean nothing.
 // Rows w >= width[b] are not written.
 //
-// Launch: any grid (one block per multiprocessor), block 384, dynamic shared memory shared_bytes() of the binding.
+// Launch: any grid (one block per multiprocessor; with splits > 1 as many as there are tiles, since a tile without own
+// keys gives its queries back before they are used), block 384, dynamic shared memory shared_bytes() of the binding.
 // Constants: DTYPE (FP16, BF16), HEAD_DIM (64, 128), GROUP = Hq / Hkv (1, 2, 4, 8), PAGE_SIZE (a power of two >= 16).
 // Source: warp specialisation and the overlap of softmax with wgmma after FlashAttention-3 (Shah et al., 2024), splits
 // after Flash-Decoding (Dao et al., 2023), one read of a shared context for all its queries after Hydragen (Juravsky et
@@ -58,7 +59,8 @@ struct Work {
 };
 
 struct Control {
-    u64 front_full, front_empty, k_full[2], k_empty[2], v_full[2], v_empty[2];
+    u64 front_full, front_empty;
+    Stages stages;
     Work work;
     int rows[3][ROWS];  // where each row of the front's parts starts, in chunks; -1: zeros
 };
@@ -114,7 +116,7 @@ DEVICE void load_stage(u32 to, const TensorMap& map, int head, int row, int keys
 
 // Warp 0: the context blocks of every tile, last first.
 DEVICE void load_context(const Args& args, const TensorMap& k_map, const TensorMap& v_map, u32 shared,
-                         Control& control) {
+                         Stages& to) {
     u32 turn = 0;
     for_each_tile(args, [&](const Work& work) {
         for (int block = work.hi - 1; block >= work.lo; --block, ++turn) {
@@ -122,8 +124,8 @@ DEVICE void load_context(const Args& args, const TensorMap& k_map, const TensorM
             if (threadIdx.x < ROWS / BOX && key < work.length)
                 row = args.page_table[work.request * args.page_columns + key / PAGE_SIZE] * PAGE_SIZE + key % PAGE_SIZE;
             u32 stage = shared + at * TILE, parity = (turn >> 1 & 1) ^ 1;
-            load_stage(stage + CONTEXT_K, k_map, work.head, row, keys, control.k_full[at], control.k_empty[at], parity);
-            load_stage(stage + CONTEXT_V, v_map, work.head, row, keys, control.v_full[at], control.v_empty[at], parity);
+            load_stage(stage + CONTEXT_K, k_map, work.head, row, keys, to.k_full[at], to.k_empty[at], parity);
+            load_stage(stage + CONTEXT_V, v_map, work.head, row, keys, to.v_full[at], to.v_empty[at], parity);
         }
     });
 }
@@ -225,79 +227,6 @@ DEVICE void attend_own(float (&o)[HEAD_DIM / 2], Softmax& softmax, const u32 (&q
     pin(o);
 }
 
-// Zero the values past the last key: their weights are 0, but 0 times what a stale page holds may be NaN. Both
-// warpgroups write the same zeros, each for itself, so that neither waits for the other.
-DEVICE void zero_tail(u32 values, int keys, int group) {
-    for (int i = keys * CHUNKS + threadIdx.x % 128; i < ROWS * CHUNKS; i += 128)
-        zero16(values + swizzled(i / CHUNKS, i % CHUNKS));
-    fence_async();
-    sync_threads<128>(1 + group);
-}
-
-// Context blocks [lo, hi), last first. `turn` counts the blocks of this thread block: stage and phase.
-DEVICE void attend_context(float (&o)[HEAD_DIM / 2], Softmax& softmax, const u32 (&q)[HEAD_DIM / 4], u32 shared,
-                           Control& control, const Work& work, u32& turn, int group, float scale_log2) {
-    float s[ROWS / 2], decay[2];
-    u32 p[ROWS / 4];
-    const bool signals = threadIdx.x % WARP_SIZE == 0;
-    const int keys = min(ROWS, work.length - (work.hi - 1) * ROWS);
-
-    wait(control.k_full[turn & 1], turn >> 1 & 1);
-    wgmma_fence();
-    start_scores(s, q, shared + CONTEXT_K + (turn & 1) * TILE);
-    wgmma_wait<0>();
-    pin(s);
-    if (signals) arrive(control.k_empty[turn & 1]);
-    if (keys < ROWS) {
-#pragma unroll
-        for (int i = 0; i < ROWS / 2; ++i)
-            if (column_of(i) >= keys) s[i] = NEG_INF;
-    }
-    softmax.take(s, decay, scale_log2);
-    rescale_and_pack(o, decay, p, s);
-    wait(control.v_full[turn & 1], turn >> 1 & 1);
-    if (keys < ROWS) zero_tail(shared + CONTEXT_V + (turn & 1) * TILE, keys, group);
-
-    for (int block = work.hi - 2; block >= work.lo; --block) {
-        u32 next = turn + 1;
-        wait(control.k_full[next & 1], next >> 1 & 1);
-        wgmma_fence();
-        start_scores(s, q, shared + CONTEXT_K + (next & 1) * TILE);
-        start_values(o, p, shared + CONTEXT_V + (turn & 1) * TILE);
-        wgmma_wait<1>();
-        pin(s);
-        softmax.take(s, decay, scale_log2);
-        // K is free since the wait; asking for the sums (never negative) makes this a point that the wait for O, next,
-        // cannot be moved across: the assembler would put it before the softmax that it shall overlap.
-        if (signals && !(softmax.sum[0] + softmax.sum[1] < 0.f)) arrive(control.k_empty[next & 1]);
-        wgmma_wait<0>();
-        pin(o);
-        if (signals) arrive(control.v_empty[turn & 1]);
-        rescale_and_pack(o, decay, p, s);
-        turn = next;
-        wait(control.v_full[turn & 1], turn >> 1 & 1);
-    }
-    wgmma_fence();
-    start_values(o, p, shared + CONTEXT_V + (turn & 1) * TILE);
-    wgmma_wait<0>();
-    pin(o);
-    if (signals) arrive(control.v_empty[turn & 1]);
-    ++turn;
-}
-
-// Row r (0, 1) of this thread. Neighbouring lanes trade halves, so that each stores 8 bytes and four fill 32.
-DEVICE void store_row(elem* to, const float (&o)[HEAD_DIM / 2], int r, float factor) {
-    const int lane = threadIdx.x & 3, odd = lane & 1;
-#pragma unroll
-    for (int i = 2 * r; i < HEAD_DIM / 2; i += 8) {
-        u32 low = pack2<elem>(o[i] * factor, o[i + 1] * factor);
-        u32 high = pack2<elem>(o[i + 4] * factor, o[i + 5] * factor);
-        u32 other = __shfl_xor_sync(FULL_MASK, odd ? low : high, 1);
-        uint2 words = odd ? make_uint2(other, high) : make_uint2(low, other);
-        if (to) *reinterpret_cast<uint2*>(to + 2 * (i - 2 * r) + 8 * odd + 2 * (lane & 2)) = words;
-    }
-}
-
 // Rows live in `out`, or in this split's part with their log-sum-exp.
 DEVICE void write_rows(const Args& args, const Work& work, const float (&o)[HEAD_DIM / 2], const Softmax& softmax,
                        int group) {
@@ -340,7 +269,11 @@ DEVICE void attend(const Args& args, u32 shared, Control& control, int group) {
             if (first >= work.steps) break;
             wait(control.front_full, round & 1);
         }
-        if (work.lo < work.hi) attend_context(o, softmax, q, shared, control, work, turn, group, scale_log2);
+        const int live = min(ROWS, work.length - (work.hi - 1) * ROWS);
+        if (work.lo < work.hi)
+            attend_blocks(
+                o, softmax, q, shared + CONTEXT_K, shared + CONTEXT_V, control.stages, turn, work.hi - work.lo, live,
+                live < ROWS, [&](int i) { return column_of(i) >= live; }, group, scale_log2);
         write_rows(args, work, o, softmax, group);
     }
 }
@@ -363,12 +296,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) grinf_decode_attention_sm90
     if (threadIdx.x == 0) {
         barrier_init(control.front_full, 96);    // the gatherers
         barrier_init(control.front_empty, 256);  // the consumers
-        for (int stage = 0; stage < 2; ++stage) {
-            barrier_init(control.k_full[stage], 1);
-            barrier_init(control.v_full[stage], 1);
-            barrier_init(control.k_empty[stage], 8);  // the consumers' warps
-            barrier_init(control.v_empty[stage], 8);
-        }
+        stages_init(control.stages);
         fence_async();
     }
     __syncthreads();
@@ -376,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) grinf_decode_attention_sm90
     if (threadIdx.x < 128) {
         give_registers<56>();
         if (threadIdx.x < WARP_SIZE)
-            load_context(args, k_map, v_map, shared, control);
+            load_context(args, k_map, v_map, shared, control.stages);
         else
             gather_fronts(args, shared, control);
     } else {

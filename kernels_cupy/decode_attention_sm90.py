@@ -1,7 +1,5 @@
 """Decode attention on Hopper, context and own keys in one kernel; see decode_attention_sm90.cu."""
 
-import ctypes
-import functools
 from dataclasses import dataclass
 from itertools import product
 from typing import Final
@@ -10,31 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels_cupy.loader import (
-    Define,
-    Instance,
-    Needs,
-    ceil_div,
-    dtype_name,
-    f32,
-    i32,
-    kernel,
-    multiprocessors,
-    ptr,
-)
+from kernels_cupy.hopper import ARCH, GROUPS, HEAD_DIMS, NEEDS, ROWS, THREADS, row_map, shared_bytes
+from kernels_cupy.loader import Define, Instance, ceil_div, dtype_name, f32, i32, kernel, multiprocessors, ptr
 from kernels_cupy.merge_attention import merge_partials
+
+__all__ = ["INSTANCES", "NEEDS", "decode_attention", "plan"]
 
 STEM: Final = "decode_attention_sm90"
 ENTRY: Final = "grinf_decode_attention_sm90"
-ARCH: Final = "sm_90a"
-HEAD_DIMS: Final = (64, 128)
-GROUPS: Final = (1, 2, 4, 8)
-NEEDS: Final = Needs(sm_min=90, sm_max=90, head_dims=HEAD_DIMS, groups=GROUPS)
-
-THREADS: Final = 384
-ROWS: Final = 128  # rows of a tile, keys of a context block
 TILES_IN_SHARED: Final = 7  # queries, own keys and values, two stages of context keys and of values
-CONTROL_BYTES: Final = 2048  # barriers, the tile at hand, where its rows lie
 MAX_SPLITS: Final = 16
 MIN_SPLIT_BLOCKS: Final = 2  # a shorter part costs more in the merge than it saves
 MIN_PAGE: Final = 16
@@ -78,11 +60,6 @@ def plan(batch: int, width: int, kv_heads: int, group: int, max_context: int, pr
     useful = ceil_div(ceil_div(max_context, ROWS), MIN_SPLIT_BLOCKS)
     splits = max(1, min(processors // tiles, useful, MAX_SPLITS))
     return Grid(splits, min(tiles * splits, processors))
-
-
-def shared_bytes(head_dim: int) -> int:
-    """Dynamic shared memory of a thread block."""
-    return TILES_IN_SHARED * ROWS * head_dim * 2 + CONTROL_BYTES
 
 
 def decode_attention(
@@ -134,11 +111,11 @@ def decode_attention(
     }
     tables = (page_table, context_len, slot, ancestor, step, width)
     sizes = (batch, beams, kv_heads, page_table.shape[1], *k_beams.shape[1:3], grid.splits)
-    kernel(STEM, ENTRY, defines, shared_bytes(head_dim), ARCH)(
+    kernel(STEM, ENTRY, defines, shared_bytes(TILES_IN_SHARED, head_dim), ARCH)(
         (grid.blocks,),
         (THREADS,),
         (
-            *(page_map(ptr(pages), *pages.shape, pages.dtype) for pages in (k_pages, v_pages)),
+            *(row_map(pages.flatten(0, 1), min(page_size, ROWS)) for pages in (k_pages, v_pages)),
             *(ptr(tensor) for tensor in (q, k_beams, v_beams, *tables, out, part, part_lse)),
             *(np.int64(stride) for stride in q.stride()[:2]),
             *(i32(size) for size in sizes),
@@ -181,50 +158,3 @@ def _check(
         raise ValueError(
             f"out {tuple(out.shape)} or ancestor {tuple(ancestor.shape)} do not fit {tuple(q.shape)}"
         )
-
-
-# Values of the driver's enumerations (cuda.h).
-_TENSOR_TYPES: Final = {torch.float16: 6, torch.bfloat16: 9}
-_SWIZZLE_128B: Final = 3
-_PROMOTE_256B: Final = 3
-
-_MAP_TYPE: Final = np.dtype([("opaque", np.uint8, 128)])  # CuPy passes arrays of one element by value
-_MAP_ALIGNMENT: Final = 64
-_PANEL: Final = 64  # columns of a swizzled panel of 16-bit elements
-
-
-@functools.lru_cache(maxsize=1024)
-def page_map(
-    pointer: int, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
-) -> np.ndarray:
-    """Describe a page pool to the copy engine: the bytes of a CUtensorMap.
-
-    Args:
-        pointer: Device address of [pages, page_size, kv_heads, head_dim].
-        pages, page_size, kv_heads, head_dim: That shape.
-        dtype: Its dtype.
-
-    Raises:
-        ValueError: The driver refuses the description.
-    """
-    storage = np.zeros(_MAP_TYPE.itemsize + _MAP_ALIGNMENT, dtype=np.uint8)
-    start = -storage.ctypes.data % _MAP_ALIGNMENT
-    tensor_map = storage[start : start + _MAP_TYPE.itemsize]
-    row_bytes = head_dim * 2
-    status = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled(
-        ctypes.c_void_p(tensor_map.ctypes.data),
-        ctypes.c_int(_TENSOR_TYPES[dtype]),
-        ctypes.c_uint32(3),
-        ctypes.c_void_p(pointer),
-        (ctypes.c_uint64 * 3)(head_dim, kv_heads, pages * page_size),
-        (ctypes.c_uint64 * 2)(row_bytes, kv_heads * row_bytes),
-        (ctypes.c_uint32 * 3)(_PANEL, 1, min(page_size, ROWS)),
-        (ctypes.c_uint32 * 3)(1, 1, 1),
-        ctypes.c_int(0),  # no interleaving
-        ctypes.c_int(_SWIZZLE_128B),
-        ctypes.c_int(_PROMOTE_256B),
-        ctypes.c_int(0),  # out of bounds reads as zero
-    )
-    if status:
-        raise ValueError(f"CUDA error {status} for {pages} pages of {page_size} x {kv_heads} x {head_dim}")
-    return tensor_map.view(_MAP_TYPE)

@@ -1,31 +1,25 @@
-// BeamPath on the device: append a selection (ExtendPath), and read what the next forward feeds (gather_path).
+// BeamPath on the device: append a selection (ExtendPath).
 //
 // Formulas, for the request in row `slot` that has chosen `level`, and its new beam k with parent p:
 //   token[slot, level, k] = selection.token;  cum, node likewise;  width[slot] = count, 0 in the last row (padding)
 //   ancestor[slot, s, k] = p for s == level - 1, ancestor[slot, s, p] for the other steps (later ones mean nothing yet)
-// gather_path: tokens[b, w] = token[slot, step, w]; ancestors[b, s, w] = ancestor[slot, s, w] before the step, w at and
-// after it. Rows at and past the live width are 0.
 //
 // Old ancestors are read while new ones are written to the same place: a block owns a request, and every thread holds
 // what it read of a step in registers before any thread writes that step.
 //
-// Kernels:
-//   grinf_extend_path   grid (B), block 1024
-//   grinf_gather_path   grid (ceil(W / 256), B), block 256
+// Kernel: grinf_extend_path, grid (B), block 1024
 // Layouts:
 //   slot, level, step, count int32 [B]; selection score float, parent, token, node int32 [B, K]
 //   token int32 [slots + 1, levels, pool_width]; ancestor int32 [slots + 1, steps, pool_width]
 //   cum float, node int32 [slots + 1, pool_width]; width int32 [slots + 1]
-//   tokens int32 [B, W]; ancestors int32 [B, steps, W]
 // Constants: none. K is at most 4096.
 
 #include "common.cuh"
 
 #define EXTEND_THREADS 1024
 #define PER_THREAD 4
-#define GATHER_THREADS 256
 
-// --- kernels
+// --- kernel
 
 extern "C" __global__ void __launch_bounds__(EXTEND_THREADS)
     grinf_extend_path(const int* slot, const int* level, const float* new_score, const int* new_parent,
@@ -60,18 +54,4 @@ extern "C" __global__ void __launch_bounds__(EXTEND_THREADS)
         }
     }
     if (threadIdx.x == 0) width[row] = row == scratch ? 0 : count[b];
-}
-
-extern "C" __global__ void __launch_bounds__(GATHER_THREADS)
-    grinf_gather_path(const int* slot, const int* step, const int* token, const int* ancestor, const int* width,
-                      int beams, int levels, int steps, int pool_width, int* tokens, int* ancestors) {
-    const int b = blockIdx.y, w = blockIdx.x * GATHER_THREADS + threadIdx.x;
-    if (w >= beams) return;
-    const size_t row = slot[b];
-    const bool live = w < width[row];
-    tokens[static_cast<size_t>(b) * beams + w] = live ? token[(row * levels + step[b]) * pool_width + w] : 0;
-    for (int s = 0; s < steps; ++s) {
-        const int value = s < step[b] ? ancestor[(row * steps + s) * pool_width + w] : w;
-        ancestors[(static_cast<size_t>(b) * steps + s) * beams + w] = live ? value : 0;
-    }
 }

@@ -21,6 +21,7 @@ from kernels_cupy import (
     loader,
     merge_attention,
     path,
+    prefill_attention_sm90,
     vocab_topk,
 )
 
@@ -30,6 +31,7 @@ Function = Callable[..., Any]
 def cupy_implementations() -> list[Implementation]:
     """Every kernel of `kernels_cupy`, with what it needs."""
     kernels: list[tuple[str, str, int, loader.Needs, Function]] = [
+        ("prefill_attention", "cupy_sm90", 30, prefill_attention_sm90.NEEDS, prefill_on_hopper),
         ("decode_attention", "cupy_sm90", 30, decode_attention_sm90.NEEDS, decode_on_hopper),
         ("decode_attention", "cupy", 20, decode_attention.NEEDS, decode_fused),
         ("decode_attention", "cupy_split", 10, context_attention.NEEDS, decode_in_three),
@@ -95,6 +97,16 @@ def _beams(beams: BeamView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 def _context(context: ContextView) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return context.k, context.v, context.page_table, context.context_len
+
+
+def prefill_on_hopper(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, seq_lens: tuple[int, ...], scale: float
+) -> Tensor:
+    """See `contracts.PrefillAttention`; takes the prompt borders from the device."""
+    del seq_lens
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    prefill_attention_sm90.prefill_attention(q, k, v, cu_seqlens, scale, out)
+    return out
 
 
 def decode_on_hopper(q: Tensor, context: ContextView, beams: BeamView, width: Tensor, scale: float) -> Tensor:

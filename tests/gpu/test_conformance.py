@@ -151,14 +151,23 @@ def test_row_logsumexp(implementation: Implementation, dtype: torch.dtype, colum
     torch.testing.assert_close(got, logits.double().logsumexp(-1).float(), atol=1e-4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("lengths", [(1,), (7, 300, 64), (513, 1, 1000)], ids=str)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("lengths", [(1,), (7, 300, 64), (513, 1, 1000), (500,) * 8], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "group"),
+    [(torch.bfloat16, 64, 2), (torch.float16, 64, 8), *((torch.bfloat16, 128, g) for g in (1, 2, 4, 8))],
+)
 @pytest.mark.parametrize("implementation", candidates("prefill_attention"))
-def test_prefill_attention(implementation: Implementation, head_dim: int, lengths: tuple[int, ...]) -> None:
-    """With the exact lengths, and with a bucket's bound and padding rows behind, as in a graph."""
-    call = load(implementation, torch.bfloat16, head_dim)
-    total, heads = sum(lengths), (16, 8, 8)
-    qkv = torch.randn(total + 50, sum(heads), head_dim, device="cuda", dtype=torch.bfloat16)
+def test_prefill_attention(
+    implementation: Implementation, dtype: torch.dtype, head_dim: int, group: int, lengths: tuple[int, ...]
+) -> None:
+    """With the exact lengths, and with a bucket's bound and padding rows behind, as in a graph.
+
+    What the padding holds must not matter: it is NaN here.
+    """
+    call = load(implementation, dtype, head_dim, group)
+    total, heads = sum(lengths), (8 * group, 8, 8)
+    qkv = torch.randn(total + 50, sum(heads), head_dim, device="cuda", dtype=dtype)
+    qkv[total:] = torch.nan
     ends = np.cumsum([0, *lengths, 0]).tolist()
     cu_seqlens = torch.tensor(ends, device="cuda", dtype=torch.int32)
     expected = reference.prefill_attention(
@@ -167,7 +176,7 @@ def test_prefill_attention(implementation: Implementation, head_dim: int, length
     for rows, bound in ((total, lengths), (total + 50, (total + 50,))):
         got = call(*qkv[:rows].split(heads, 1), cu_seqlens, bound, head_dim**-0.5)
         error = (got[:total].float() - expected).abs().max()
-        assert error <= ATTENTION[torch.bfloat16].absolute
+        assert error <= ATTENTION[dtype].absolute
 
 
 @pytest.mark.parametrize("implementation", candidates("extend_path"))

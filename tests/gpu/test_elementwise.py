@@ -111,18 +111,3 @@ def test_extend_path(levels: int, width: int) -> None:
     for a, b in zip(parts(got), parts(expected), strict=True):
         assert torch.equal(a[:5], b[:5])
     assert got.width[5] == 0
-
-
-@pytest.mark.parametrize("levels", [2, 3, 8])
-@pytest.mark.parametrize("width", [1, 900, 4096])
-def test_gather_path(levels: int, width: int) -> None:
-    pools = random_path(levels, width, 5)
-    slot = torch.tensor([3, 0, 5], dtype=torch.int32, device=DEVICE)
-    step = torch.tensor([levels - 2, 0, 0], dtype=torch.int32, device=DEVICE)
-    beams = max(1, width - 3)
-    live = torch.arange(beams, device=DEVICE) < pools.width[slot.long()][:, None]
-    tokens, ancestors = path.gather_path(slot, step, pools.token, pools.ancestor, pools.width, beams)
-    assert torch.equal(tokens, pools.tokens_at(slot, step, beams).masked_fill(~live, 0))
-    used = torch.arange(levels - 1, device=DEVICE)[None, :, None] <= step[:, None, None]
-    wanted = pools.gather_index(slot, step, beams).where(used, torch.arange(beams, device=DEVICE).int())
-    assert torch.equal(ancestors, wanted.masked_fill(~live[:, None], 0))

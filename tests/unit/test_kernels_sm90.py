@@ -1,8 +1,10 @@
-"""How the Hopper attention cuts a bucket into tiles and splits."""
+"""How the Hopper attention kernels cut a batch into tiles and splits."""
 
 import pytest
 
-from kernels_cupy.decode_attention_sm90 import HEAD_DIMS, MAX_SPLITS, ROWS, plan, shared_bytes
+from kernels_cupy import decode_attention_sm90, prefill_attention_sm90
+from kernels_cupy.decode_attention_sm90 import MAX_SPLITS, plan
+from kernels_cupy.hopper import HEAD_DIMS, ROWS, shared_bytes
 
 H200 = 132
 OPT_IN_SHARED_BYTES = 227 * 1024
@@ -40,6 +42,12 @@ def test_splits_never_make_a_second_wave():
         assert grid.splits == 1 or tiles * grid.splits <= H200
 
 
+def test_few_prompts_take_no_more_blocks_than_tiles():
+    assert prefill_attention_sm90.blocks(64, 1, 8, 2, H200) == 2 * 8
+    assert prefill_attention_sm90.blocks(4096, 8, 8, 2, H200) == H200
+
+
+@pytest.mark.parametrize("kernel", [decode_attention_sm90, prefill_attention_sm90])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_a_thread_block_fits_into_shared_memory(head_dim):
-    assert shared_bytes(head_dim) <= OPT_IN_SHARED_BYTES
+def test_a_thread_block_fits_into_shared_memory(kernel, head_dim):
+    assert shared_bytes(kernel.TILES_IN_SHARED, head_dim) <= OPT_IN_SHARED_BYTES
