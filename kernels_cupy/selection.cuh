@@ -194,45 +194,51 @@ DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
     return {low, greatest, found};
 }
 
-// Sort the first `found` of ITEMS * SELECT_THREADS values in shared memory, largest first; the rest become 0. A bitonic
-// network: thread t holds values t, t + 1024, ..., so that short strides are shuffles and the longest stay in the
-// thread.
-template <int ITEMS>
-DEVICE void sort_descending(u64* value, u32 found) {
-    constexpr int T = SELECT_THREADS;
-    const int t = threadIdx.x;
-    u64 mine[ITEMS];
-#pragma unroll
-    for (int j = 0; j < ITEMS; ++j) mine[j] = j * T + t < found ? value[j * T + t] : 0;
-    for (int run = 2; run <= ITEMS * T; run *= 2) {
+// A warp's values, largest in lane 0: a bitonic network of shuffles.
+DEVICE u64 warp_sort(u64 mine) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    for (int run = 2; run <= WARP_SIZE; run *= 2) {
         for (int stride = run / 2; stride > 0; stride /= 2) {
-            const bool through_shared = stride >= WARP_SIZE && stride < T;
-            if (through_shared) {
-                __syncthreads();
-#pragma unroll
-                for (int j = 0; j < ITEMS; ++j) value[j * T + t] = mine[j];
-                __syncthreads();
-            }
-#pragma unroll
-            for (int j = 0; j < ITEMS; ++j) {
-                const int i = j * T + t;
-                const bool larger = ((i & stride) == 0) == ((i & run) == 0);  // which of the pair stays here
-                if (stride < T) {
-                    const u64 other = through_shared ? value[i ^ stride] : __shfl_xor_sync(FULL_MASK, mine[j], stride);
-                    mine[j] = (mine[j] > other) == larger ? mine[j] : other;
-                }
-#pragma unroll
-                for (int k = j + 1; k < ITEMS; ++k) {
-                    if ((j ^ k) * T != stride || (mine[j] > mine[k]) == larger) continue;
-                    const u64 other = mine[j];
-                    mine[j] = mine[k], mine[k] = other;
-                }
-            }
+            const u64 other = __shfl_xor_sync(FULL_MASK, mine, stride);
+            const bool larger = ((lane & stride) == 0) == ((lane & run) == 0);
+            mine = (mine > other) == larger ? mine : other;
         }
     }
-    __syncthreads();
+    return mine;
+}
+
+// Sort the first `found` values in shared memory, MAX_WIDTH at most, distinct and not 0, largest first. Sorted runs, a
+// warp's at first, are merged in pairs: a value goes behind those of its own run before it and those of the other run
+// above it, which a binary search counts.
+DEVICE void sort_descending(u64* value, u32 found) {
+    constexpr int ITEMS = MAX_WIDTH / SELECT_THREADS;
 #pragma unroll
-    for (int j = 0; j < ITEMS; ++j) value[j * T + t] = mine[j];
+    for (int j = 0; j < ITEMS; ++j) {
+        const u32 at = j * SELECT_THREADS + threadIdx.x;
+        if (j * SELECT_THREADS >= found) break;
+        const u64 mine = warp_sort(at < found ? value[at] : 0);
+        if (at < found) value[at] = mine;
+    }
+    for (u32 run = WARP_SIZE; run < found; run *= 2) {
+        u64 mine[ITEMS];
+        u32 to[ITEMS];
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j) {
+            const u32 at = j * SELECT_THREADS + threadIdx.x;
+            if (at >= found) break;
+            const u32 pair = at & ~(2 * run - 1), other = pair + ((at & run) ^ run);
+            const u32 length = found > other ? min(run, found - other) : 0;
+            mine[j] = value[at];
+            to[j] = pair + (at & (run - 1));
+            for (u32 step = run, above = 0; step > 0; step /= 2)
+                if (above + step <= length && value[other + above + step - 1] > mine[j]) above += step, to[j] += step;
+        }
+        __syncthreads();
+#pragma unroll
+        for (int j = 0; j < ITEMS; ++j)
+            if (j * SELECT_THREADS + threadIdx.x < found) value[to[j]] = mine[j];
+    }
     __syncthreads();
 }
 
@@ -328,12 +334,7 @@ DEVICE void finish_selection(const u64* survivors, u32 n, u32 want, float margin
     });
     __syncthreads();
     const u32 found = s.counter;
-    if (found <= SELECT_THREADS)
-        sort_descending<1>(best, found);
-    else if (found <= 2 * SELECT_THREADS)
-        sort_descending<2>(best, found);
-    else
-        sort_descending<4>(best, found);
+    sort_descending(best, found);
     u32 count = min(want, found);
     if (count > 0 && margin < __int_as_float(0x7f800000)) {
         const float bottom = __fsub_rn(key_score(candidate_key(best[0])), margin);

@@ -22,12 +22,13 @@
 //   slot, next_width, score_k, min_width int32 [B]; margin float [B]
 //   pool_cum float [slots + 1, pool_width]; pool_width_of int32 [slots + 1] (live beams)
 // Workspace, for G groups of 4096 columns a row, F tiles a group (past the row's end they have key 0), and P tiles that
-// are looked at again; a tile has T = 512 columns, for MODE TOPK 128:
+// are looked at again; a tile is a leaf group of T columns:
 //   group_key u32 [B, W, G]; tile_key u32 [B, W, G, F]; picked int32 [B, P]; num_picked int32 [B]; floor_key u32 [B]
 //   survivors u64 [B, P * T]; num_survivors int32 [B]
 // A position is row * columns + column, below 2^32.
 //
-// Constants: DTYPE, type of the logits; ALIGNED, 1 where every row starts at a multiple of 16 bytes; ROW_THREADS; MODE.
+// Constants: DTYPE, type of the logits; ALIGNED, 1 where every row starts at a multiple of 16 bytes; ROW_THREADS; MODE;
+// TILE, 512 or 128, for MODE TOPK 128.
 // Source: online softmax (Milakov and Gimelshein, 2018).
 
 #include "common.cuh"
@@ -46,12 +47,14 @@
 #ifndef MODE
 #define MODE FULL
 #endif
+#ifndef TILE
+#define TILE 512
+#endif
 
 #define PACK (16 / static_cast<int>(sizeof(elem)))  // columns of one 16-byte load
 #define PART 128                                    // columns that a group of lanes loads at once
 #define LANES (PART / PACK)
-#define UNROLL 4                                    // parts that they have under way, one after the other in the row
-#define TILE (MODE == TOPK ? PART : PART * UNROLL)  // columns of a leaf group
+#define UNROLL 4  // parts that they have under way, one after the other in the row
 #define TILE_PARTS (TILE / PART)
 #define FAN (4096 / TILE)                                     // tiles of a group
 #define LIST 4096                                             // candidates of a row that are selected in shared memory

@@ -25,17 +25,18 @@ from kernels_cupy.selection import (
 STEM: Final = "vocab_topk"
 NEEDS: Final = Needs(sm_min=80, dtypes=("bfloat16", "float16", "float32"))
 GROUP: Final = 4096  # columns of a group of tiles
+TILES: Final = (128, 512)  # columns of a tile, the leaf group
 LIST: Final = 4096  # candidates of a row that `topk` scores select in shared memory
 SCORES: Final = ("vocab", "topk")
 INSTANCES: Final = tuple(
     Instance(
         STEM,
         "grinf_group_columns",
-        (("DTYPE", dtype), ("ALIGNED", aligned), ("ROW_THREADS", threads), ("MODE", mode)),
+        (("DTYPE", dtype), ("ALIGNED", aligned), ("ROW_THREADS", threads), ("MODE", mode), ("TILE", columns)),
         default=(dtype, aligned, threads) == ("BF16", 1, 256),
     )
-    for dtype, aligned, threads, mode in product(
-        ("BF16", "FP16", "FP32"), (0, 1), (128, 256), ("GIVEN", "FULL", "TOPK")
+    for dtype, aligned, threads, (mode, columns) in product(
+        ("BF16", "FP16", "FP32"), (0, 1), (128, 256), (*product(("GIVEN", "FULL"), TILES), ("TOPK", TILES[0]))
     )
 )
 
@@ -45,9 +46,14 @@ def row_threads(columns: int) -> int:
     return 128 if columns <= 16384 else 256
 
 
-def tile(mode: str) -> int:
-    """Columns of a leaf group; `topk` scores seek the best logits of a row in its best tiles, small ones."""
-    return 128 if mode == "TOPK" else 512
+def tile(mode: str, rows: int, width: int, columns: int) -> int:
+    """Columns of a tile: few for `topk` scores, which seek the best logits of a row in its best tiles.
+
+    And few where `rows` beams have fewer large tiles than the `width` beams they yield: every tile would be
+    looked at again, with nothing to tell which of its candidates matter.
+    """
+    small, large = TILES
+    return small if mode == "TOPK" or rows * ceil_div(columns, large) <= width else large
 
 
 def row_groups(columns: int) -> int:
@@ -55,24 +61,24 @@ def row_groups(columns: int) -> int:
     return ceil_div(columns, GROUP)
 
 
-def group_bytes(columns: int, mode: str) -> int:
+def group_bytes(columns: int, mode: str, tile_columns: int) -> int:
     """Shared memory of a block that groups a row: its tiles' maxima, and the list of its best logits."""
-    tiles = ceil_div(columns, tile(mode))
+    tiles = ceil_div(columns, tile_columns)
     return ceil_div(tiles, 4) * 16 + (8 * LIST if mode == "TOPK" else 0)
 
 
-def workspace(batch: int, rows: int, width: int, columns: int, mode: str) -> Shapes:
+def workspace(batch: int, rows: int, width: int, columns: int, tile_columns: int) -> Shapes:
     """Dtype and shape of every intermediate, by the names of vocab_topk.cu; `rows` beams yield `width`."""
     groups = row_groups(columns)
     return {
         "log_z": (torch.float32, (batch, rows)),
         "cut": (torch.int64, (batch, rows)),
         "group_key": (torch.int32, (batch, rows, groups)),
-        "tile_key": (torch.int32, (batch, rows, groups, GROUP // tile(mode))),
+        "tile_key": (torch.int32, (batch, rows, groups, GROUP // tile_columns)),
         "picked": (torch.int32, (batch, max_picked(width))),
         "num_picked": (torch.int32, (batch,)),
         "floor_key": (torch.int32, (batch,)),
-        "survivors": (torch.int64, (batch, max_picked(width), tile(mode))),
+        "survivors": (torch.int64, (batch, max_picked(width), tile_columns)),
         "num_survivors": (torch.int32, (batch,)),
     }
 
@@ -88,7 +94,7 @@ def row_logsumexp(logits: Tensor) -> Tensor:
     rows, columns = logits.shape
     log_z = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
-        launch = kernel(STEM, "grinf_row_logsumexp", _defines(logits, "FULL"))
+        launch = kernel(STEM, "grinf_row_logsumexp", _defines(logits, "FULL", TILES[1]))
         launch((rows,), (row_threads(columns),), (ptr(logits), i32(columns), ptr(log_z)))
     return log_z
 
@@ -116,8 +122,9 @@ def select_and_normalise(
     if rows * columns >= 2**32:
         raise ValueError(f"{rows} beams x {columns} columns do not fit into 32-bit positions")
     mode = "TOPK" if score == "topk" else "FULL" if log_z is None else "GIVEN"
-    defines = _defines(logits, mode)
-    work = allocate(workspace(batch, rows, limits.width, columns, mode), logits.device)
+    tile_columns = tile(mode, rows, limits.width, columns)
+    defines = _defines(logits, mode, tile_columns)
+    work = allocate(workspace(batch, rows, limits.width, columns, tile_columns), logits.device)
     log_z = work["log_z"] if log_z is None else log_z
     cut = ptr(work["cut"]) if score == "topk" else 0
     groups, pool_width = i32(row_groups(columns)), i32(path.cum.shape[1])
@@ -130,7 +137,7 @@ def select_and_normalise(
         "grinf_group_columns", (rows, batch), row_threads(columns),
         ptr(logits), i32(columns), groups, ptr(path.slot), ptr(path.cum), ptr(path.width), pool_width,
         ptr(limits.score_k), ptr(log_z), cut, *pointers(work, "group_key", "tile_key", "num_survivors"),
-        smem_bytes=group_bytes(columns, mode),
+        smem_bytes=group_bytes(columns, mode, tile_columns),
     )  # fmt: skip
     launch(
         "grinf_pick_groups", (batch,), SELECT_THREADS,
@@ -153,7 +160,7 @@ def select_and_normalise(
     return out, log_z
 
 
-def _defines(logits: Tensor, mode: str) -> dict[str, str | int]:
+def _defines(logits: Tensor, mode: str, tile_columns: int) -> dict[str, str | int]:
     """Compile constants for rows of these logits; a row is aligned where all rows start at 16 bytes."""
     columns = logits.shape[-1]
     aligned = columns * logits.element_size() % 16 == 0 and logits.data_ptr() % 16 == 0
@@ -162,4 +169,5 @@ def _defines(logits: Tensor, mode: str) -> dict[str, str | int]:
         "ALIGNED": int(aligned),
         "ROW_THREADS": row_threads(columns),
         "MODE": mode,
+        "TILE": tile_columns,
     }

@@ -62,17 +62,26 @@ def test_a_rescan_has_room_for_every_slot_it_may_look_at() -> None:
 @pytest.mark.parametrize("mode", ["GIVEN", "FULL", "TOPK"])
 @pytest.mark.parametrize("columns", [1, 127, 4096, 4097, 151_936, 262_144])
 def test_tiles_cover_a_row(mode: str, columns: int) -> None:
-    shapes = vocab_topk.workspace(3, 5, 900, columns, mode)
+    tile = vocab_topk.tile(mode, 5, 900, columns)
+    shapes = vocab_topk.workspace(3, 5, 900, columns, tile)
     _, rows, groups, fan = shapes["tile_key"][1]
     assert rows == 5
     assert shapes["group_key"][1] == (3, 5, groups)
-    assert groups * fan * vocab_topk.tile(mode) >= columns > (groups - 1) * vocab_topk.GROUP
+    assert groups * fan * tile >= columns > (groups - 1) * vocab_topk.GROUP
     listed = 8 * vocab_topk.LIST if mode == "TOPK" else 0
-    assert vocab_topk.group_bytes(columns, mode) >= 4 * math.ceil(columns / vocab_topk.tile(mode)) + listed
+    assert vocab_topk.group_bytes(columns, mode, tile) >= 4 * math.ceil(columns / tile) + listed
+
+
+def test_a_few_beams_are_cut_into_more_tiles_than_they_yield_beams() -> None:
+    for rows in (1, 2, 3, 20, 900):
+        tile = vocab_topk.tile("FULL", rows, 900, 151_936)
+        assert tile in vocab_topk.TILES
+        assert rows * math.ceil(151_936 / tile) > 900
 
 
 def test_the_free_workspace_is_a_small_part_of_the_logits() -> None:
-    shapes = vocab_topk.workspace(1, 900, 900, 151_936, "FULL")
+    tile = vocab_topk.tile("FULL", 900, 900, 151_936)
+    shapes = vocab_topk.workspace(1, 900, 900, 151_936, tile)
     assert selection.num_bytes(shapes) < 0.04 * 900 * 151_936 * 2
 
 
