@@ -30,11 +30,16 @@ def bench(settings: BenchSettings, console: Console) -> CommandResult:
     grinf bench --config bench_configs/quick.toml --budget 10m --resume
     grinf bench --engine grinf --versus hf --beams 16
     """
+    from grinf.cli.app import Terminated
     from grinf.jobs.bench.plots import draw_all
     from grinf.jobs.bench.sweep import run_bench
 
     with console.progress() as on_progress:
-        report = run_bench(settings, on_progress)
+        try:
+            report = run_bench(settings, on_progress)
+        except (KeyboardInterrupt, Terminated):
+            console.info("what was measured is kept: the same command with --resume goes on")
+            raise
     if report.run is None or report.summary is None:
         return _planned(report.plan)
     plots = draw_all(report.run, report.summary)
@@ -129,8 +134,9 @@ def kernels(
 def _planned(plan: "Plan") -> CommandResult:
     from grinf.jobs.bench.search import PRESETS
 
-    requests = PRESETS[plan.preset].requests
-    seconds = requests / plan.assumed_rps
+    preset = PRESETS[plan.preset]
+    requests = preset.requests
+    seconds = min(requests / plan.assumed_rps, 10 * preset.max_s)  # No probe of a slow engine lasts longer.
     rows = [[point.key, f"{requests:,}", f"{seconds:,.0f} s"] for point in plan.points]
     table = Table("dry run", ["point", "requests", f"time at {plan.assumed_rps:g} req/s"], rows)
     total = f"{len(rows)} points, preset {plan.preset}, about {seconds * len(rows) / 60:,.0f} min"
@@ -146,8 +152,8 @@ def _shown(
     from grinf.jobs.bench.summary import footer, notes, tables
 
     said = notes(summary)
-    titles = ["\n".join(said), ""]
-    shown = [Table(title, *table) for title, table in zip(titles, tables(summary), strict=False)]
+    titles, wrong = ["\n".join(said), ""], any(row["verify"] == "failed" for row in summary.rows)
+    shown = [Table(title, *table, wrong) for title, table in zip(titles, tables(summary), strict=False)]
     data = {"run": run, **summary.header, "points": summary.rows, "ratios": summary.ratios, "notes": said}
     return CommandResult("bench", data, shown, [footer(summary), *messages], exit_code)
 

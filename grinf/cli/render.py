@@ -30,11 +30,12 @@ _NUMBER = re.compile(r"[<>=~±]?\s*[-+]?[\d.,]+\s*(%|[a-zA-Zµ/]{1,6})?|-|")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of finished text; columns of numbers are aligned to the right."""
+    """A table of finished text; columns of numbers are aligned to the right. An alarm's title is red."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
+    alarm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,8 @@ def _print_table(table: Table) -> None:
     if not out.is_terminal:  # A file or a pipe has no right edge: never cut a long table.
         out = RichConsole(highlight=False, emoji=False, width=100_000)
     title = table.title.replace("[", r"\[") or None
-    drawn = RichTable(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    style = "bold red" if table.alarm else "table.title"
+    drawn = RichTable(title=title, title_style=style, title_justify="left", box=box.SIMPLE_HEAD)
     for index, name in enumerate(table.columns):
         numeric = all(_NUMBER.fullmatch(row[index].strip()) for row in table.rows)
         drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")

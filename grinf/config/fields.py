@@ -44,6 +44,8 @@ def _joined(value: object) -> object:
 def _path(text: str) -> Path:
     if not text:
         raise UsageError("the path is empty")
+    if "\0" in text:
+        raise UsageError(f"{text!r} is no path", "it has a zero byte in it")
     return Path(text).expanduser()
 
 

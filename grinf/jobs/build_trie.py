@@ -111,7 +111,8 @@ def _plan(settings: BuildTrieSettings) -> Plan:
         load_tokenizer(settings.tokenizer)
         fingerprint["tokenizer_digest"] = tokenizer_digest(settings.tokenizer)
     sources = tuple(source_of(file.path, file.num_rows) for file in files)
-    return Plan(settings, files, sources, settings.output or default_output(settings.items[0]), fingerprint)
+    output = outputs.place(settings.output or default_output(settings.items[0]))
+    return Plan(settings, files, sources, output, fingerprint)
 
 
 def _open_files(settings: BuildTrieSettings) -> list[ItemFile]:

@@ -67,7 +67,7 @@ def run_make_sids(settings: MakeSidsSettings, on_progress: OnProgress) -> MakeSi
         names = columns_of(files[0], first)
     item = _column(names, settings.item_column, "--item-column", ITEM_NAMES)
     embedding = _column(names, settings.embedding_column, "--embedding-column", EMBEDDING_NAMES)
-    output = settings.output or Path(f"{settings.embeddings[0].stem}.sids.parquet")
+    output = outputs.place(settings.output or Path(f"{settings.embeddings[0].stem}.sids.parquet"))
     made_from = _made_from(settings, files)
     outputs.refuse_inputs([output], files, settings.embeddings)
     status: Literal["made", "unchanged", "planned"] = "planned" if settings.dry_run else "made"

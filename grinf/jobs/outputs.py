@@ -1,5 +1,7 @@
-"""Where a command may write: never over an input, and never over a file that it did not write itself."""
+"""Where a command may write: where a file can be, never over an input, never over what is not its own."""
 
+import errno
+import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,8 +9,47 @@ from typing import TypeVar
 
 from grinf.errors import StorageError, UsageError
 from grinf.jobs.parquet_files import is_data
+from grinf.trie.publish import follow
 
 T = TypeVar("T")
+
+BESIDE = ".rejects.tmp-4194304"
+"""The longest ending of a name that a command uses beside that of its output."""
+
+
+def place(path: Path, flag: str = "-o") -> Path:
+    """Say where an output really goes: where a link leads to, or the path itself.
+
+    Args:
+        path: As it was given.
+        flag: Of the output.
+
+    Raises:
+        UsageError: Nothing can be there: a file is in the place of a folder, a name is too long, or links
+            lead in a circle.
+    """
+    real = follow(path)
+    if why := _fault(real):
+        raise UsageError(f"{flag} {path} cannot be written", why, f"choose another {flag}")
+    return real
+
+
+def _fault(path: Path) -> str:
+    """Why nothing can be at a path, which is no link; empty: something can."""
+    if os.path.islink(path):
+        return "the links lead in a circle"
+    full = path.absolute()
+    folder = next((above for above in full.parents if os.path.isdir(above)), full)
+    *new, name = full.relative_to(folder).parts or ("",)
+    if new and os.path.lexists(folder / new[0]):
+        return f"{folder / new[0]} is no folder"
+    for part in (*(folder / one for one in new), folder / (name + BESIDE), Path(f"{full}{BESIDE}")):
+        try:
+            os.lstat(part)
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return f"a name is too long, with the {len(BESIDE)} bytes that are put behind it for a time"
+    return ""
 
 
 def refuse_inputs(
@@ -26,14 +67,18 @@ def refuse_inputs(
         UsageError: Names both.
     """
     fix = f"choose another {flag}"
-    places = [path.resolve() for path in written]
-    for file in map(Path.resolve, files):
-        if any(place in (file, *file.parents) for place in places):
+    places = [_real(path) for path in written]
+    for file in map(_real, files):
+        if any(at in (file, *file.parents) for at in places):
             raise UsageError(f"{flag} {written[0]} would replace the input {file}", fix=fix)
-    for folder in (path.resolve() for path in given if path.is_dir()):
-        if any(place.is_relative_to(folder) and is_data(place, folder) for place in places):
+    for folder in (_real(path) for path in given if path.is_dir()):
+        if any(at.is_relative_to(folder) and is_data(at, folder) for at in places):
             why = "the same command would read it as an input the next time"
             raise UsageError(f"{flag} {written[0]} is inside the input {folder}", why, fix)
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 def existing(output: Path, read: Callable[[Path], T | None], command: str) -> T | None:
@@ -69,5 +114,5 @@ def writing(output: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        fix = "free some space, or choose another -o"
+        fix = "free some space, check the permissions, or choose another -o"
         raise StorageError(f"cannot write {output}", str(error), fix) from error

@@ -1,8 +1,9 @@
 """Parquet files of a catalogue: which ones there are, and what each of them is."""
 
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
-from glob import glob, has_magic
+from glob import escape, glob, has_magic
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,18 +25,19 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
     """
     found: dict[Path, None] = {}
     for path in paths:
-        is_pattern = has_magic(str(path)) and not path.exists()
+        is_pattern = has_magic(str(path)) and not os.path.exists(path)
         matches = [Path(name) for name in glob(str(path), recursive=True)] if is_pattern else [path]
         files = [
             file
             for match in matches
-            for file in (_files_in(match) if match.is_dir() else [match])
-            if file.is_file()
+            for file in (_files_in(match) if os.path.isdir(match) else [match])
+            if os.path.isfile(file)
         ]
         if not files:
-            near = get_close_matches(path.name, [other.name for other in path.parent.glob("*")], 1)
+            others = [os.path.basename(other) for other in glob(f"{escape(str(path.parent))}/*")]
+            near = get_close_matches(path.name, [other for other in others if other != path.name], 1)
             why = f"did you mean {near[0]}?" if near else ""
-            why = "a folder must hold *.parquet files" if path.is_dir() else why
+            why = "a folder must hold *.parquet files" if os.path.isdir(path) else why
             raise UsageError(f"no parquet file at {path}", why, "give files, folders or patterns of parquet")
         found |= dict.fromkeys(sorted(files))
     return list(found)

@@ -109,7 +109,7 @@ def export_trie(
         TrieFileError: The trie cannot be read.
         StorageError: The output cannot be written.
     """
-    trie, written = Trie.open(path), 0
+    trie, written, output = Trie.open(path), 0, outputs.place(output)
     outputs.refuse_inputs([output], [path, view_file.path_of(path)])
     if outputs.existing(output, _exported, "grinf trie export") is not None and not overwrite:
         raise outputs.exists(output, "it was exported before")

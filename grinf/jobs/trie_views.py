@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from grinf.errors import DataError, UsageError
+from grinf.jobs import outputs
 from grinf.jobs.arrow_types import plain
 from grinf.jobs.item_columns import BATCH_ROWS, ITEM_NAMES
-from grinf.jobs.outputs import writing
 from grinf.jobs.parquet_files import columns_of, find_files, open_parquet, refuse_bad_text
 from grinf.trie import view_file
 from grinf.trie.csr import Trie
@@ -143,7 +143,7 @@ def _change(
     path: Path, trie: Trie, change: Callable[[StoredViews], StoredViews], done: Status, *, dry_run: bool
 ) -> tuple[Status, StoredViews]:
     """Change what is stored beside a trie, one process at a time; return what was done and what there is."""
-    with writing(view_file.path_of(path)), view_file.locked(path):
+    with outputs.writing(outputs.place(view_file.path_of(path), "FILE")), view_file.locked(path):
         old = view_file.read(path)
         if old is None or old.trie_digest != trie.content_digest:
             old = StoredViews(trie.content_digest)

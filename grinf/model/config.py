@@ -1,6 +1,7 @@
 """Read a Hugging Face `config.json`, or an architecture file like it, into our names, or refuse it."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ def read_config(path: Path) -> ModelConfig:
     Raises:
         ModelError: The file is missing or not JSON, or describes something that grinf does not run.
     """
-    file = path / "config.json" if path.is_dir() else path
+    file = path / "config.json" if os.path.isdir(path) else path
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

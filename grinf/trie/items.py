@@ -56,10 +56,8 @@ class ItemIndex:
 def item_order(rows: pa.RecordBatch) -> np.ndarray:
     """Order by item id, equal ids in place order; int64 [n]."""
     if pa.types.is_integer(rows["id"].type):
-        unsigned = rows["id"].to_numpy().view(np.uint64) ^ np.uint64(
-            1 << 63
-        )  # Keeps the order of negative ids.
-        return stable_argsort(unsigned)
+        # Without the sign's meaning, negative ids keep their order.
+        return stable_argsort(rows["id"].to_numpy().view(np.uint64) ^ np.uint64(1 << 63))
     return pc.sort_indices(rows["id"]).to_numpy().astype(np.int64)
 
 

@@ -102,9 +102,8 @@ class ItemWriter:
     """
 
     def __init__(self, folder: Path, schema: pa.Schema, num_items: int) -> None:
-        self.id_type: Literal["int64", "string"] = (
-            "int64" if pa.types.is_integer(schema.field("id").type) else "string"
-        )
+        is_number = pa.types.is_integer(schema.field("id").type)
+        self.id_type: Literal["int64", "string"] = "int64" if is_number else "string"
         names = ["item.id"] if self.id_type == "int64" else ["item.off", "item.utf8"]
         names += ["item.ptr"] + ["item.w"] * ("weight" in schema.names)
         dtypes = {"item.utf8": "u1", "item.w": "<f8", "item.ptr": pointer_dtype(num_items)}

@@ -6,9 +6,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
+def follow(path: Path) -> Path:
+    """Where a link leads to, be there something or not; a path that is no link stays as it is."""
+    return Path(os.path.realpath(path)) if os.path.islink(path) else path
+
+
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
     """Yield a temporary path that becomes `path`, unless an error comes in between; makes its folder."""
+    path = follow(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:

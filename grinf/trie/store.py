@@ -5,6 +5,7 @@ memory. A file gets its final name only when it is whole and has been read back.
 """
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,9 +136,8 @@ def read(path: Path, *, verify: bool) -> tuple[Manifest, dict[str, np.ndarray]]:
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))  # Checked by safetensors, which cannot map numpy arrays.
     del header["__metadata__"]
-    if header.keys() != manifest.digests.keys() or any(
-        tensor["dtype"] not in DTYPES for tensor in header.values()
-    ):
+    is_known = all(tensor["dtype"] in DTYPES for tensor in header.values())
+    if header.keys() != manifest.digests.keys() or not is_known:
         raise TrieFileError(f"the trie {path} is damaged", "tensors and manifest do not agree", REBUILD)
     data = np.asarray(np.memmap(path, np.uint8, "r", offset=8 + header_bytes))
     arrays = {
@@ -162,7 +162,7 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         TrieFileError: Missing, truncated, damaged, not a trie, or of another format version.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise TrieFileError(f"there is no trie {path}", fix="make one with `grinf build-trie ITEMS.parquet`")
     try:
         with safe_open(str(path), framework="numpy") as container:

@@ -1,6 +1,7 @@
 """(level, code) -> token id: looked up in the tokenizer, or computed from one base per level."""
 
 import json
+import os
 import string
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -231,13 +232,12 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder holds a tokenizer, readable or not."""
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+    return any(os.path.isfile(folder / name) for name in TOKENIZER_FILES)
 
 
 def _check_json(path: Path) -> None:
     try:
-        is_object = isinstance(json.loads(path.read_bytes()), dict)
-        why = "" if is_object else "it is no JSON object"
+        why = "" if isinstance(json.loads(path.read_bytes()), dict) else "it is no JSON object"
     except (ValueError, RecursionError) as error:
         why = str(error)
     if why:

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from grinf.errors import TrieFileError
 from grinf.trie import store
-from grinf.trie.publish import replacing
+from grinf.trie.publish import follow, replacing
 
 FORMAT_VERSION = 1
 DELETED = "deleted"
@@ -55,7 +55,8 @@ class StoredViews:
 
 
 def path_of(trie: Path) -> Path:
-    """The file beside a trie."""
+    """The file beside a trie, the one that a link leads to."""
+    trie = follow(trie)
     return trie.with_name(f"{trie.name}.views")
 
 
@@ -78,7 +79,7 @@ def read(trie: Path) -> StoredViews | None:
     """
     stored, damaged = inspect(trie)
     if damaged:
-        raise _damaged(path_of(trie), f"wrong digest: {', '.join(damaged)}")
+        raise _refused(path_of(trie), f"wrong digest: {', '.join(damaged)}")
     return stored
 
 
@@ -96,16 +97,16 @@ def inspect(trie: Path) -> tuple[StoredViews | None, list[str]]:
     except FileNotFoundError:
         return None, []
     except (SafetensorError, OSError, UnicodeDecodeError) as error:
-        raise _damaged(path, str(error)) from error
+        raise _refused(path, str(error)) from error
     if (version := metadata.get("grinf.views_format")) != str(FORMAT_VERSION):
         why = f"it has format version {version}, this grinf reads version {FORMAT_VERSION}"
-        raise TrieFileError(f"the views {path} cannot be read", why, _fix(path))
+        raise _refused(path, why, "cannot be read")
     header = metadata.get("grinf.views", "")
     if xxhash.xxh3_128(header.encode()).hexdigest() != metadata.get("grinf.views_digest"):
-        raise _damaged(path, "the header does not have its digest")
+        raise _refused(path, "the header does not have its digest")
     facts: dict[str, Any] = json.loads(header)
     if tensors.keys() != facts["digests"].keys():
-        raise _damaged(path, "its header names other views")
+        raise _refused(path, "its header names other views")
     views = {name.removeprefix(VIEW): bits for name, bits in tensors.items() if name.startswith(VIEW)}
     damaged = [name for name, bits in tensors.items() if digest(bits) != facts["digests"][name]]
     return StoredViews(facts["trie_digest"], views, tensors.get(DELETED)), damaged
@@ -131,7 +132,7 @@ def write(trie: Path, stored: StoredViews) -> None:
 @contextmanager
 def locked(trie: Path) -> Generator[None]:
     """Let one process at a time change what lies beside the tries of a folder."""
-    folder = os.open(trie.parent, os.O_RDONLY)
+    folder = os.open(follow(trie).parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         yield
@@ -139,9 +140,6 @@ def locked(trie: Path) -> Generator[None]:
         os.close(folder)
 
 
-def _damaged(path: Path, why: str) -> TrieFileError:
-    return TrieFileError(f"the views {path} are damaged", why, _fix(path))
-
-
-def _fix(path: Path) -> str:
-    return f"remove {path}, then store the views and delete the items again"
+def _refused(path: Path, why: str, what: str = "are damaged") -> TrieFileError:
+    fix = f"remove {path}, then store the views and delete the items again"
+    return TrieFileError(f"the views {path} {what}", why, fix)

@@ -2,6 +2,10 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -63,6 +67,24 @@ def test_a_dry_run_writes_nothing(tmp_path):
     assert dry.returncode == 0, dry.stderr
     assert [point["point"] for point in json.loads(dry.stdout)["data"]["points"]]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_knows_that_no_probe_lasts_for_ever(tmp_path):
+    dry = run("bench", "--sla", "100ms", "--device", "cpu", "--dry-run", "--json", cwd=tmp_path)
+    assert all(10 < point["seconds"] <= 40 for point in json.loads(dry.stdout)["data"]["points"])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_says_how_it_goes_on(tmp_path, number, code):
+    flags = ["--engine", "sim:", "--preset", "thorough", "--input-len", "100:900:100"]
+    command = [sys.executable, "-m", "grinf", "bench", *flags]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not any('"probe"' in path.read_text() for path in tmp_path.glob("results/*/journal.jsonl")):
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "what was measured is kept: the same command with --resume goes on" in said
 
 
 def test_a_gate_fails_with_5_and_only_when_it_is_certain(finished, folder, tmp_path):

@@ -55,6 +55,13 @@ def test_the_short_command_with_settings_from_a_file(world: World) -> None:
         (["--input", "queries.parquet", "--trie", "cut.grtrie"], 3, "cut.grtrie"),
         (["--input", "queries.parquet", "--model", "nowhere"], 3, "no model at nowhere"),
         (
+            ["--input", "queries.parquet", "-o", "queries.parquet/x/out.parquet"],
+            2,
+            "queries.parquet is no folder",
+        ),
+        (["--input", "queries.parquet", "-o", "x" * 240 + ".parquet"], 2, "a name is too long"),
+        (["--input", "x" * 300], 2, "no parquet file at xxx"),
+        (
             ["--input", "queries.parquet", "--on-error", "fail"],
             4,
             "row 1, column 'prompt': the input is null",

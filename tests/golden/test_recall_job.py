@@ -4,8 +4,10 @@ import errno
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,8 @@ from grinf.errors import CapacityError, DataError, RejectsError, RowError, Stora
 from grinf.jobs.recall import output, run_recall, space
 from grinf.jobs.recall.engines import Engines
 from grinf.jobs.recall.plan import make_plan
+from grinf.jobs.recall.units import Unit
+from grinf.jobs.recall.worker import UnitWorker
 from tests.recall_world import World, ignore, make_world, write
 
 
@@ -165,19 +169,24 @@ def test_on_error_fail_keeps_what_is_committed(world: World, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("number", "what"),
-    [(errno.ENOSPC, "no space left for"), (errno.EDQUOT, "no space left for"), (errno.EIO, "writing to")],
+    [
+        (errno.ENOSPC, "no space left for"),
+        (errno.EDQUOT, "no space left for"),
+        (errno.EIO, "writing to"),
+        (errno.EACCES, "writing to"),
+    ],
 )
 def test_a_disk_that_fails_is_told(world: World, tmp_path: Path, monkeypatch, number: int, what: str) -> None:
-    write_table, calls = pq.write_table, []
+    write_sealed, calls = output.write_sealed, []
 
-    def fail_the_third(table: pa.Table, path: Path, **options: object) -> None:
+    def fail_the_third(path: Path, *rest: Any) -> None:
         calls.append(path)
-        write_table(table, path, **options)
+        write_sealed(path, *rest)
         if len(calls) == 3:
             raise OSError(number, os.strerror(number))
 
     queries = write(tmp_path / "queries.parquet", {"input_ids": [[row] for row in range(10)]})
-    monkeypatch.setattr(output.pq, "write_table", fail_the_third)
+    monkeypatch.setattr(output, "write_sealed", fail_the_third)
     with pytest.raises(StorageError) as failed:
         world.recall(tmp_path / "out", input=str(queries), unit_rows="2")
     told = failed.value
@@ -185,7 +194,7 @@ def test_a_disk_that_fails_is_told(world: World, tmp_path: Path, monkeypatch, nu
     assert told.what.startswith(what)
     assert told.what.endswith("out.partial") or told.what.endswith("out.partial failed")
     assert told.why.startswith(os.strerror(number))
-    assert ("KB more are needed" in told.why) == (number != errno.EIO)
+    assert ("KB more are needed" in told.why) == (what == "no space left for")
     assert told.fix.endswith("the same command goes on where it stopped")
     partial = tmp_path / "out.partial"
     assert sorted(path.name for path in partial.glob("*.parquet*")) == [
@@ -208,19 +217,6 @@ def test_a_tight_disk_is_a_warning(
         == [f"about 100.0 KB more are needed at {tmp_path / 'out.parquet.partial'}, 120.0 KB are free"]
         * count
     )
-
-
-def test_what_a_job_will_still_write_is_judged_by_its_units(world: World, tmp_path: Path) -> None:
-    queries = write(tmp_path / "queries.parquet", {"input_ids": [[row] for row in range(10)]})
-    for name, times in (("out", 6), ("out.parquet", 6 + 10)):
-        settings = world.settings(input=str(queries), output=str(tmp_path / name), unit_rows="2")
-        with pytest.raises(KeyboardInterrupt):
-            run_recall(settings, stop_after(5))
-        plan = make_plan(settings)
-        size = sum(file.stat().st_size for file in plan.output.partial.glob("unit-*"))
-        assert space.needed_bytes(plan.output, plan.units) == times * size // 4
-    other = make_plan(settings.model_copy(update={"output": tmp_path / "new"}))
-    assert space.needed_bytes(other.output, other.units) is None
 
 
 # Memory.
@@ -264,14 +260,14 @@ def test_out_of_memory_halves_the_budget_once_and_for_the_rest(world, tmp_path, 
     )
     said: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        run_recall(settings, stop_after(6), said.append)
+        run_recall(settings, stop_after(10), said.append)
     assert said == ["memory ran out: from now on a batch is half as large, 4 queries, 30 prompt tokens"]
     settled = json.loads((tmp_path / "out.partial" / "_grinf" / "engine.json").read_text())
     assert (settled["max_batch"], settled["max_batch_tokens"], settled["is_halved"]) == (4, 30, True)
     del sizes[:]
     report = run_recall(settings, ignore, said.append)
     assert len(said) == 1
-    assert sizes == [20, 20, 25] * 2  # Though there would be room for 40.
+    assert sizes == [20, 20, 25]  # Though there would be room for 40.
     assert report.summary["budgets"] == [[4, 30]]
     units = sorted((tmp_path / "out").glob("unit-*"))
     assert [facts_of(unit)["grinf.max_batch_tokens"] for unit in units] == ["30"] * 3
@@ -353,6 +349,53 @@ def test_engines_of_several_processes_settle_on_one_thing(world: World, tmp_path
             one.lighten()
         for engines in (one, other):
             engines.close()
+
+
+# The commit of a unit, while the next one is answered.
+
+
+def watch_order(monkeypatch: pytest.MonkeyPatch, fail: int | None = None) -> list[tuple[str, int]]:
+    """Make every commit slow, and one fail; return what begins and ends, in order."""
+    order: list[tuple[str, int]] = []
+    answer, commit = UnitWorker.answer, output.Parts.commit
+
+    def noted_answer(self: UnitWorker, unit: Unit, *rest: Any) -> Any:
+        order.append(("answer", unit.index))
+        return answer(self, unit, *rest)
+
+    def slow_commit(self: output.Parts, unit: Unit, *rest: Any) -> None:
+        order.append(("commit", unit.index))
+        time.sleep(0.3)
+        if unit.index == fail:
+            raise OSError(errno.EIO, "Input/output error")
+        commit(self, unit, *rest)
+        order.append(("committed", unit.index))
+
+    monkeypatch.setattr(UnitWorker, "answer", noted_answer)
+    monkeypatch.setattr(output.Parts, "commit", slow_commit)
+    return order
+
+
+def test_a_unit_is_committed_while_the_next_is_answered(world, tmp_path, monkeypatch) -> None:
+    queries = {"input_ids": [[row] for row in range(8)]}
+    plain = world.recall(tmp_path / "plain.parquet", queries, unit_rows="2")
+    order = watch_order(monkeypatch)
+    assert world.recall(tmp_path / "out.parquet", queries, unit_rows="2").summary == plain.summary
+    commits = [event for event in order if event[0] != "answer"]
+    assert commits == [(what, unit) for unit in range(4) for what in ("commit", "committed")]
+    for unit in range(3):
+        assert order.index(("answer", unit + 1)) < order.index(("committed", unit))
+    assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "plain.parquet").read_bytes()
+
+
+def test_a_commit_that_fails_ends_the_job_before_the_next(world, tmp_path, monkeypatch) -> None:
+    order = watch_order(monkeypatch, fail=1)
+    with pytest.raises(StorageError, match=r"writing to .* failed\nInput/output error"):
+        world.recall(tmp_path / "out", {"input_ids": [[row] for row in range(8)]}, unit_rows="2")
+    assert order[-1] in (("answer", 2), ("commit", 1))
+    monkeypatch.undo()
+    report = world.recall(tmp_path / "out", input=str(tmp_path / "queries.parquet"), unit_rows="2")
+    assert (report.units_kept, report.answered) == (1, 6)
 
 
 # What the model gives to SIDs.

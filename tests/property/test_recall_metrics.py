@@ -34,6 +34,7 @@ def plain_metrics(answers: Sequence, targets: set, k: int) -> dict[str, float]:
     ideal = sum(1 / math.log2(rank + 2) for rank in range(min(k, len(targets))))
     return {
         f"recall@{k}": len(hits) / len(targets),
+        f"recall_capped@{k}": len(hits) / min(k, len(targets)),
         f"hit@{k}": float(bool(hits)),
         f"mrr@{k}": 1 / (hits[0] + 1) if hits else 0.0,
         f"ndcg@{k}": sum(1 / math.log2(rank + 2) for rank in hits) / ideal,
@@ -91,7 +92,7 @@ def test_sums_equal_the_definitions(queries) -> None:
     expected: dict[str, float] = {"target_in_catalogue": 0.0}
     for i in judged:
         wanted = {(sid_of_item(item), item if item >= 20 else None) for item in truth[i]}
-        expected["target_in_catalogue"] += sum(item < 20 for item in truth[i]) / len(truth[i])
+        expected["target_in_catalogue"] += sum(item < 20 for item in set(truth[i])) / len(set(truth[i]))
         for k in CUTOFFS:
             for group, answers, targets in (
                 ("items", items[i], set(truth[i])),
@@ -113,6 +114,16 @@ def test_repeated_targets_and_answers_count_once() -> None:
     target = named([[7, 7]], sid_of_item, pa.int64())
     sums = measure(answers, np.zeros(1, bool), target, (1,), (1, 10)).total
     assert sums["items.recall@1"] == sums["items.recall@10"] == sums["items.ndcg@10"] == 1.0
+
+
+@pytest.mark.parametrize("targets", [[7, 7, 7, 25], [25, 25, 7]])
+def test_a_repeated_target_is_in_the_catalogue_once(targets: list[int]) -> None:
+    """Item 7 is in the catalogue, item 25 is not: half of the targets are, however often each is named."""
+    answers, failed = answers_of([[(0, 0, 0)]], [[1]]), np.zeros(1, bool)
+    items = named([targets], sid_of_item, pa.int64())
+    assert measure(answers, failed, items, (1,), (1,)).total["target_in_catalogue"] == 0.5
+    sids = named([[(1, 2, 0) if item == 7 else UNKNOWN for item in targets]], lambda sid: sid)
+    assert measure(answers, failed, sids, (1,), ()).total["target_in_catalogue"] == 0.5
 
 
 def test_string_ids() -> None:

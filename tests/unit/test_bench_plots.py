@@ -2,12 +2,13 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from grinf.config.load import resolve
 from grinf.config.settings import BenchSettings
-from grinf.jobs.bench.plots import draw_all
+from grinf.jobs.bench.plots import PINK, STAGES, draw_all
 from grinf.jobs.bench.sweep import run_bench
 
 CATALOGS = ["synthetic:items=1M", "synthetic:items=1M,skew=0"]
@@ -144,3 +145,78 @@ def test_a_free_search_maps_no_items(tmp_path):
     assert "map items" in constrained
     assert "map items" not in free
     assert "hand over" in free
+
+
+def test_a_curve_starts_at_the_idle_engine_and_goes_through_medians(tmp_path, monkeypatch):
+    """Single probes of nearly one rate jump up and down; the line between them would be a zigzag."""
+    from matplotlib.axes import Axes
+
+    curves, draw = {}, Axes.plot
+
+    def noted(axes, *args, **style):
+        if style.get("label") == "p99":
+            curves["p99"] = args
+        return draw(axes, *args, **style)
+
+    report = bench(tmp_path, preset="quick")
+    monkeypatch.setattr(Axes, "plot", noted)
+    figures = drawn(report, monkeypatch)
+    data, texts = figures[next(name for name in figures if name.startswith("latency_throughput_sim"))]
+    (panel,) = data["panels"]
+    assert panel["idle"]["p99"] == pytest.approx(13.5)
+    rates = curves["p99"][0]
+    assert all(later > 1.01 * rate for rate, later in pairwise(rates))
+    assert len(rates) < sum(not probe["aborted"] for probe in panel["probes"])
+    assert any("diamond: idle" in text for text in texts)
+
+
+def test_rates_are_written_where_they_cover_no_other(report, monkeypatch):
+    from matplotlib.figure import Figure
+
+    boxes, save = [], Figure.savefig
+
+    def noted(figure, *args, **style):
+        figure.set_dpi(style["dpi"])  # Texts are measured in what was drawn.
+        save(figure, *args, **style)
+        frame = figure.axes[0].get_window_extent()
+        found = [text.get_window_extent() for text in figure.axes[0].texts]
+        boxes.append((frame.x0, frame.x1, found))
+
+    (row,) = report.summary.rows
+    rows = [
+        row
+        | {"point": f"{beams} {length}", "beams": beams, "input_len": length, "max_rate": 1e5 / length + near}
+        for beams, near in (("900", 0), ("300", 1.5), ("100", 30))
+        for length in (100, 500, 4000)
+    ]
+    monkeypatch.setattr(Figure, "savefig", noted)
+    draw_all(report.run, replace(report.summary, rows=rows, probes={}, stages={}))
+    left, right, found = boxes[0]
+    assert 3 <= len(found) <= 9
+    assert all(left <= box.x0 and box.x1 <= right for box in found)
+    assert not any(a.overlaps(b) for i, a in enumerate(found) for b in found[:i])
+
+
+def test_no_stage_has_the_colour_of_the_sla():
+    assert PINK not in STAGES
+    assert len(set(STAGES)) == 7
+
+
+def test_figures_of_wrong_answers_say_so(report, monkeypatch):
+    from matplotlib.figure import Figure
+
+    boxes, save = [], Figure.savefig
+
+    def noted(figure, *args, **style):
+        figure.set_dpi(style["dpi"])  # Texts are measured in what was drawn.
+        save(figure, *args, **style)
+        (title,) = figure.subfigs[0].texts
+        height = figure.get_size_inches()[1] * figure.dpi
+        boxes.append((title.get_window_extent().y1, height))
+
+    monkeypatch.setattr(Figure, "savefig", noted)
+    rows = [row | {"verify": "failed"} for row in report.summary.rows]
+    figures = drawn(replace(report, summary=replace(report.summary, rows=rows)), monkeypatch)
+    assert all(any("VERIFICATION FAILED" in text for text in texts) for _, texts in figures.values())
+    assert all(top <= height for top, height in boxes)
+    assert not any("VERIFICATION" in " ".join(texts) for _, texts in drawn(report, monkeypatch).values())

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -17,11 +18,12 @@ from grinf.errors import EnvironmentFault, ExitCode, UsageError
 from grinf.jobs.bench import sweep
 from grinf.jobs.bench.compare import compare_runs
 from grinf.jobs.bench.engines import OpenEngine, sim_server
+from grinf.jobs.bench.environment import busy
 from grinf.jobs.bench.plan import make_plan
 from grinf.jobs.bench.plots import draw_all
 from grinf.jobs.bench.run_dir import RunDir
 from grinf.jobs.bench.sim import SimEngine
-from grinf.jobs.bench.summary import markdown, notes, summarise, tables
+from grinf.jobs.bench.summary import footer, markdown, notes, short, summarise, tables
 from grinf.jobs.bench.sweep import run_bench
 from grinf.jobs.bench.verify import VerifyReport
 
@@ -187,7 +189,7 @@ def test_a_search_that_the_budget_cuts_off_is_no_result(tmp_path, arrival):
 
 
 def test_a_lowered_preset_and_a_budget_that_ended_are_told(tmp_path):
-    report = bench(tmp_path, preset="thorough", budget="3m", input_len="100,200,500")
+    report = bench(tmp_path, preset="thorough", budget="50s", input_len="100,200,500")
     told = notes(report.summary)
     assert any("budget, " in line and "time ran out" in line for line in told)
     assert any("lowered" in line and "from thorough to" in line for line in told)
@@ -236,6 +238,53 @@ def test_runs_of_other_work_are_not_compared_unless_forced(tmp_path):
         compare_runs([tmp_path, a.run.path])
     with pytest.raises(UsageError, match="not an interleaved run"):
         compare_runs([a.run.path])
+
+
+def test_a_footer_says_how_the_load_really_was(tmp_path):
+    turns = bench(tmp_path / "a", input_len="100", versus="sim:base=8ms", interleave="2")
+    assert "two engines in turns, each in a full closed loop" in footer(turns.summary)
+    assert "poisson" not in footer(turns.summary)
+    hopeless = bench(tmp_path / "b", input_len="100", engine="sim:base=200ms")
+    assert "poisson arrivals" in footer(hopeless.summary)
+    assert "requests per claim" not in footer(hopeless.summary)
+
+
+def test_every_row_tells_its_beams(tmp_path):
+    """Also one without a claim: an engine that returns less looks fast on the floor, too."""
+    for flags in ({"engine": "sim:base=200ms"}, {"versus": "sim:base=8ms", "interleave": "1"}):
+        (row,) = bench(tmp_path / str(len(flags)), input_len="100", **flags).summary.rows
+        assert row["max_rate"] is None
+        assert (row["beams_min"], row["beams_p50"]) == (900, 900)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.01234, "0.0123"), (97.25, "97.2"), (999.7, "1,000"), (12345.6, "12,346")]
+)
+def test_a_rate_is_never_written_with_an_exponent(value, text):
+    assert short(value) == text
+
+
+def test_a_busy_machine_is_told():
+    assert busy({}) == ""
+    assert busy({"load_average": 1.2, "cores": 2, "gpu_processes": []}) == ""
+    told = busy({"load_average": 1.8, "cores": 2, "gpu_processes": [{"pid": "1"}]})
+    assert told == "load 1.8 on 2 cores, 1 processes on the GPU"
+
+
+def test_what_was_not_verified_stands_above_the_tables(tmp_path, report, monkeypatch):
+    monkeypatch.setattr(
+        sweep, "verify", lambda opened, groups: [VerifyReport(skipped="no memory")] * len(groups)
+    )
+    summary = bench(tmp_path, input_len="100", preset="smoke").summary
+    real = replace(summary, header=summary.header | {"machine": "a GPU"})
+    assert markdown(real).startswith("**NOT VERIFIED: no memory**")
+    assert not any("NOT VERIFIED" in line for line in notes(report.summary))
+
+
+def test_what_else_ran_stands_above_the_tables(report):
+    summary = replace(report.summary, header=report.summary.header | {"busy": "load 3.0 on 2 cores"})
+    assert notes(report.summary) == []
+    assert "busy before this run began (load 3.0 on 2 cores)" in markdown(summary).splitlines()[0]
 
 
 def test_engines_that_take_turns_meet_the_same_work(tmp_path):
@@ -401,6 +450,7 @@ def test_the_grid_fills_what_is_left_open(tmp_path):
         ({"engine": "sim:", "versus": "sim"}, "is the engine itself"),
         ({"engine": "grinf", "versus": "grinf"}, "is the engine itself"),
         ({"engine": "sim:", "versus": "sim:base=8ms", "aa": True}, "--aa takes no --versus"),
+        ({"engine": "sim:", "interleave": "5"}, "--interleave 5 has no second engine"),
         ({"engine": "grinf:max_batch=0"}, "grinf:max_batch=0: '0' is below 1"),
         ({"engine": "grinf", "versus": "grinf:dtype=int4"}, "unknown dtype"),
         ({"name": "../../esc"}, "is no name"),

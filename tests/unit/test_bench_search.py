@@ -1,7 +1,9 @@
 import pytest
 
 from grinf.config.parse import parse_sla
+from grinf.jobs.bench import search
 from grinf.jobs.bench.claim import conclude
+from grinf.jobs.bench.likely import likely_rate
 from grinf.jobs.bench.probe import Stage
 from grinf.jobs.bench.sim import BatchServer
 from tests.bench_world import SERVER, find, true_max_rate, true_rate_of
@@ -49,6 +51,9 @@ def test_an_idle_engine_that_misses_the_sla_is_infeasible():
 def test_an_sla_that_never_binds_gives_the_capacity():
     claim, _ = find("10s", preset="quick")
     assert claim.max_rate == pytest.approx(16 / 0.081, rel=0.05)
+    assert "capacity_bound" in claim.flags
+    claim, probes = find("10s", seed=0)
+    assert any(not p.passed and not any(p.misses) for p in probes)  # It could not keep up: no SLA bound it.
     assert "capacity_bound" in claim.flags
 
 
@@ -116,10 +121,73 @@ def test_a_slow_engine_is_searched_below_one_request_per_second():
     assert 0.1 < claim.max_rate <= 0.4
 
 
-def test_overloaded_probes_are_cut_short():
+def test_probes_that_can_only_fail_are_cut_short():
     _, probes = find(seed=1)
-    for probe in probes:
-        if probe.record.aborted:
-            assert probe.verdict == "fail"
-            assert probe.n < 1000
-    assert SERVER.max_batch == 16
+    planned = {Stage.BRACKET: 1000, Stage.CONFIRM: 2000}
+    cut = [probe for probe in probes if probe.record.aborted and probe.record.rate]
+    assert cut
+    for probe in cut:
+        assert probe.verdict == "fail"
+        assert probe.n < planned[probe.record.stage]
+
+
+SERVERS = [
+    (SERVER, 100, 0.69),
+    (SERVER, 40, 0.26),
+    (BatchServer(3_000_000, 7_000_000, 8), 100, 0.73),
+    (BatchServer(100_000, 10_000_000, 1), 100, 0.76),
+    (BatchServer(50_000_000, 1_000_000, 64), 200, 0.82),
+]
+"""Servers, SLAs in ms, and the true rate as a share of the capacity."""
+
+
+def capacity_of(server):
+    return server.max_batch / ((server.base_ns + server.max_batch * server.per_request_ns) / 1e9)
+
+
+@pytest.mark.parametrize(("server", "limit_ms", "share"), SERVERS)
+def test_a_search_begins_near_its_end(server, limit_ms, share):
+    floor_ms, capacity = (server.base_ns + server.per_request_ns) / 1e6, capacity_of(server)
+    slas = [parse_sla(f"{limit_ms}ms")]
+    start = likely_rate(floor_ms, capacity, server.max_batch, slas, capacity / 100)
+    assert start / capacity == pytest.approx(share, abs=0.05)
+    assert likely_rate(floor_ms, capacity, server.max_batch, [parse_sla("1m")], 1.0) == capacity
+    assert likely_rate(floor_ms, capacity, server.max_batch, [parse_sla("1us")], 1.0) == 1.0
+    claim, probes = find(f"{limit_ms}ms", preset="quick", server=server)
+    assert claim.max_rate / capacity == pytest.approx(share, abs=0.08)
+    assert sum(probe.record.stage is Stage.BRACKET for probe in probes) <= 4
+
+
+@pytest.mark.parametrize("start", [0.1, 0.3, 5.0])
+def test_a_bad_start_costs_a_few_probes_and_no_verdict(monkeypatch, start):
+    """As where an engine is nothing like the server that the start is worked out for."""
+    monkeypatch.setattr(search, "likely_rate", lambda *args: start * 197.5)
+    claim, probes = find(preset="smoke", seed=2)
+    bracket = [probe for probe in probes if probe.record.stage is Stage.BRACKET]
+    assert claim.first_failing_rate / claim.max_rate <= 1 / 0.94
+    assert 120 < claim.max_rate < 165
+    assert len(bracket) <= 12
+    assert all(197.5 / 101 < probe.rate < 198 for probe in bracket)
+
+
+def test_the_fit_is_not_made_of_lucky_probes_alone():
+    """A probe near the answer that was cut off for its misses would be missing, one that had few is there."""
+    rates = [true_max_rate(n=60_000) * factor for factor in (0.97, 1.0, 1.03)]
+    for seed in range(12):
+        _, probes = find(preset="quick", seed=seed)
+        near = [p for p in probes if p.record.stage is Stage.BRACKET and rates[0] < p.rate < rates[-1]]
+        assert not any(p.record.aborted == "misses" for p in near)
+
+
+def test_a_confirmation_ends_with_the_run_that_settles_it():
+    """Of two runs both must pass, so ten misses of a thousand are the end of the first one already."""
+    ended = []
+    for seed in range(12):
+        _, probes = find(preset="quick", seed=seed)
+        runs = [p for p in probes if p.record.stage is Stage.CONFIRM]
+        for rate in {p.rate for p in runs}:
+            own = [p for p in runs if p.rate == rate]
+            assert all(p.passed for p in own[:-1])
+            ended += [p for p in own if p.record.aborted == "misses"]
+    assert ended
+    assert all(10 <= p.misses[0] <= 10 + 16 for p in ended)

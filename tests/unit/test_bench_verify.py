@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from grinf.backend.interface import EngineOptions
 from grinf.errors import UsageError
@@ -192,7 +193,7 @@ FLAWS = [
     (score(np.nan, -1), "not finite"),
     (score(-np.inf, -1), "not finite"),
     (score(np.inf, 0), "not finite"),
-    (worst, "of the exact beams"),
+    (worst, " beam"),
 ]
 
 
@@ -245,6 +246,17 @@ def test_catalogues_with_short_sids_are_checked_as_far_as_possible():
 def test_a_simulated_engine_is_not_verified():
     report = checked(OpenEngine(SimEngine(BatchServer(), VirtualClock()), 16))
     assert report.status == "skipped"
+
+
+def test_a_fault_that_was_seen_before_memory_ran_out_stays_one(monkeypatch):
+    def compare(opened, groups, results, reports):
+        reports[0].faults.append("a beam is wrong")
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(verification, "_compare", compare)
+    reports = verify(opened(), [requests(1), [Request(9, list(range(40)))]])
+    assert [report.status for report in reports] == ["failed", "skipped"]
+    assert "no memory beside the engine" in reports[1].skipped
 
 
 @pytest.mark.parametrize("trie", [None, CATALOG])

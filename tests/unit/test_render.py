@@ -36,6 +36,14 @@ def test_a_reader_gets_tables_then_messages(capsys):
     assert lines[-1] == "wrote out.parquet"
 
 
+def test_an_alarm_is_red_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for alarm in (True, False):
+        Console().emit(CommandResult("bench", {}, [Table("WRONG", ["a"], [["1"]], alarm)]))
+        assert ("\x1b[1;31mWRONG" in capsys.readouterr().out) is alarm
+
+
 def test_quiet_leaves_the_result_and_drops_the_talk(capsys):
     console = Console(quiet=True)
     console.emit(CommandResult("recall", {}, [TABLE], ["wrote out.parquet"]))

@@ -72,7 +72,9 @@ def conclude(
     surest = [probe for probe in above if probe.record.stage is Stage.CONFIRM] or above
     capacity = next((p.rate for p in stages[Stage.CAPACITY][-1:] if p.rate > 0), None)
     swept = stages[Stage.BRACKET] if open_loop else closed
-    bound = all(p.passed for p in swept) and (max_rate or 0.0) > (1 - PRECISION) * (capacity or math.inf)
+    bound = all(p.passed or not any(p.misses) for p in swept) and (max_rate or 0.0) > (1 - PRECISION) * (
+        capacity or math.inf
+    )
     return Claim(
         status=status or ("ok" if evidence else _without_claim(stages)),
         max_rate=max_rate,

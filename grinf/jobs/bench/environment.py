@@ -51,6 +51,14 @@ def machine_name(environment: dict[str, Any]) -> str:
     return f"{environment.get('cpu', 'unknown processor')} ({environment.get('cores', '?')} cores)"
 
 
+def busy(environment: dict[str, Any]) -> str:
+    """What else ran when a run began, in a few words; empty: next to nothing."""
+    load, cores = environment.get("load_average", 0.0), environment.get("cores", 1)
+    others = len(environment.get("gpu_processes", ()))
+    told = [f"load {load:.1f} on {cores} cores"] * (load > 0.75 * cores)
+    return ", ".join(told + [f"{others} processes on the GPU"] * (others > 0))
+
+
 def _read(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
 

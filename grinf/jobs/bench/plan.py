@@ -102,6 +102,9 @@ def make_plan(settings: BenchSettings) -> Plan:
 def _rival(settings: BenchSettings) -> str:
     """Spelling of the second engine; empty: there is none."""
     engine, rival = settings.engine, settings.versus
+    if rival is None and not settings.aa and settings.origin.get("interleave") == "--interleave":
+        fix = "add --versus ENGINE, or --aa"
+        raise UsageError(f"--interleave {settings.interleave} has no second engine to take turns", fix=fix)
     if rival is None:
         return f"{engine}#2" if settings.aa else ""
     check_spec(rival)

@@ -1,15 +1,18 @@
 """The figures of a run, drawn from its summary alone; beside each picture lies a .json with its numbers."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from grinf.config.parse import Sla, format_duration
 from grinf.jobs.bench.point import SYNTHETIC
 from grinf.jobs.bench.probe import Stage
 from grinf.jobs.bench.run_dir import RunDir
-from grinf.jobs.bench.summary import Summary, footer
+from grinf.jobs.bench.summary import FAILED, Summary, footer, short
 from grinf.trie.publish import replacing
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK = COLOURS = (
 )
 """Told apart with every common colour blindness. Source: Okabe and Ito (2008)."""
 MARKERS = "osD^vP*"
+STAGES = (BLUE, ORANGE, GREEN, YELLOW, SKY, "#999999", BLACK)
+"""Colours of stages: none is that of the SLA's line."""
 STYLES = [(COLOURS[i % 7], MARKERS[(i + i // 7) % 7]) for i in range(49)]
 """Colour and marker of a line: both differ from one to the next, and no pair comes twice."""
 STATS = {"avg": YELLOW, "p50": SKY, "p90": GREEN, "p95": BLUE, "p99": BLACK, "p99.9": PINK, "max": ORANGE}
@@ -59,7 +64,10 @@ def draw_all(run: RunDir, summary: Summary) -> list[Path]:
         limits = [{"stat": sla.stat, "ms": sla.limit_ns / 1e6} for sla in summary.slas]
         data = {"sla": summary.header["sla"], "limits": limits, **chart.data}
         chart.draw(body, data)
-        head.text(0.5, 0.5, chart.title, ha="center", va="center", fontsize=12, fontweight="bold")
+        wrong = any(row["verify"] == "failed" for row in summary.rows)
+        title, colour = (f"{FAILED}\n{chart.title}", "red") if wrong else (chart.title, "black")
+        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9 if wrong else 12}
+        head.text(0.5, 0.5, title, color=colour, fontweight="bold", **style)
         foot.text(0.5, 0.5, footer(summary), ha="center", va="center", fontsize=7, color="#555555")
         paths.append(run.path / "plots" / f"{chart.name}.png")
         with replacing(paths[-1]) as temporary:
@@ -120,7 +128,7 @@ def _unconfirmed(row: dict[str, Any]) -> bool:
 
 
 def _at(row: dict[str, Any]) -> str:
-    return f"at {row['max_rate']:.3g}/s, {'not confirmed' if _unconfirmed(row) else 'the claim'}"
+    return f"at {short(row['max_rate'])}/s, {'not confirmed' if _unconfirmed(row) else 'the claim'}"
 
 
 def _labels(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[str]:
@@ -166,6 +174,8 @@ def _latency_panel(summary: Summary, row: dict[str, Any], labels: dict[str, str]
         if p.record.stage in SEARCH and p.n
     ]
     found = {"point": row["point"], "label": labels[row["point"]], "claim": row["max_rate"], "probes": probes}
+    floors = [p for p in summary.probes.get(row["point"], []) if p.record.stage is Stage.FLOOR]
+    found["idle"] = {name: floors[-1].latency_ms[name] if floors else math.nan for name in stats}
     return found | {"capacity": row["capacity_rps"], "confirmed": not _unconfirmed(row)}
 
 
@@ -180,8 +190,8 @@ def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
         _draw_rates(figure, data)
         return
     axes: Any = figure.subplots()
-    few = len(data["lines"]) <= 4
-    for number, (line, (colour, marker)) in enumerate(zip(data["lines"], STYLES, strict=False)):
+    marks: list[tuple[int, float, str]] = []
+    for line, (colour, marker) in zip(data["lines"], STYLES, strict=False):
         rated = [point for point in line["points"] if point["max_rate"]]
         x, y = [point["input_len"] for point in rated], [point["max_rate"] for point in rated]
         style: dict[str, Any] = {"color": colour, "marker": marker, "ms": 6}
@@ -189,12 +199,7 @@ def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
         hollow = [(p["input_len"], p["max_rate"]) for p in rated if not p["confirmed"]]
         if hollow:
             axes.plot(*zip(*hollow, strict=True), ls="", mfc="white", zorder=4, **style)
-        for at in zip(x, y, strict=True) if few else ():
-            side: dict[str, Any] = {
-                "xytext": (-7 if number % 2 else 7, 5),
-                "ha": "right" if number % 2 else "left",
-            }
-            axes.annotate(f"{at[1]:.3g}", at, textcoords="offset points", fontsize=8, color=colour, **side)
+        marks += [(at, height, colour) for at, height in zip(x, y, strict=True)]
         closed = [(p["input_len"], p["closed_avg_rps"]) for p in line["points"] if p["closed_avg_rps"]]
         if closed:
             label = f"{line['label']} (closed loop, average)"
@@ -207,8 +212,24 @@ def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
     whiskers = "whisker: lowest rate that failed; hollow: not confirmed"
     axes.set(xlabel=f"input length, tokens ({whiskers})", ylabel="requests/s")
     axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
+    axes.margins(x=0.1)
+    _write_rates(axes, marks if len(data["lines"]) <= 4 else [])
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=_legend_columns(data["lines"]), fontsize=8, frameon=False)
+
+
+def _write_rates(axes: Any, marks: Sequence[tuple[int, float, str]]) -> None:
+    """Write each rate beside its mark, left and right in turn; one that would cover another is left out."""
+    apart = 0.045 * axes.get_ylim()[1]
+    written: dict[tuple[int, int], float] = {}
+    for at, height, colour in sorted(marks):
+        side = next((s for s in (1, -1) if height - written.get((at, s), -math.inf) > apart), 0)
+        if side:
+            written[at, side] = height
+            style: dict[str, Any] = {"ha": "left" if side > 0 else "right", "fontsize": 8, "color": colour}
+            style["bbox"] = {"fc": "white", "ec": "none", "alpha": 0.7, "pad": 0.5}
+            text, place = f"{short(height)}", (7 * side, 3)
+            axes.annotate(text, (at, height), place, textcoords="offset points", **style)
 
 
 def _draw_rates(figure: "SubFigure", data: dict[str, Any]) -> None:
@@ -229,7 +250,7 @@ def _draw_rates(figure: "SubFigure", data: dict[str, Any]) -> None:
     rates = [point["max_rate"] or 0.0 for point in points]
     axes.barh(range(len(bars)), rates, 0.7, xerr=_whiskers(points), alpha=0.8, **style)
     for y, (point, high) in enumerate(zip(points, _whiskers(points)[1], strict=True)):
-        text = f"{point['max_rate']:.3g}" if point["max_rate"] else _why(point)
+        text = f"{short(point['max_rate'])}" if point["max_rate"] else _why(point)
         axes.annotate(f"  {text}", ((point["max_rate"] or 0.0) + high, y), va="center", fontsize=8)
     axes.set_yticks(range(len(bars)), [label for label, *_ in bars], fontsize=8)
     axes.set_ylim(len(bars) - 0.4, -0.6)
@@ -251,7 +272,7 @@ def _why(point: dict[str, Any]) -> str:
     """Why a point has no rate."""
     notes = {
         "infeasible": f"infeasible:\n{point['floor_ms'] or 0:.0f} ms idle",
-        "below_range": f"below\n{point['first_failing_rate'] or 0:.3g}/s",
+        "below_range": f"below\n{short(point['first_failing_rate'] or 0)}/s",
     }
     return notes.get(str(point["status"]), str(point["status"]))
 
@@ -264,11 +285,13 @@ def _draw_latency(figure: "SubFigure", data: dict[str, Any]) -> None:
     subplots: Any = figure.subplots(-(-len(panels) // columns), columns, squeeze=False)
     grid = list(subplots.flat)
     for axes, panel in zip(grid, panels, strict=False):
-        whole = sorted((p for p in panel["probes"] if not p["aborted"]), key=lambda probe: probe["rate"])
+        curve = _curve(panel)
         limits = {limit["stat"]: limit["ms"] for limit in data["limits"]}
         for name in dict.fromkeys(("p50", "p95", "p99", *limits)):
             style: dict[str, Any] = {"color": STATS[name], "lw": 1.8 if name in limits else 0.9}
-            axes.plot([p["rate"] for p in whole], [p[name] for p in whole], label=name, **style)
+            x, y = [at["rate"] for at in curve], [at[name] for at in curve]
+            axes.plot(x[1:], y[1:], label=name, **style)
+            axes.plot(x[:2], y[:2], **style | {"ls": ":"}, marker="D", ms=4, markevery=[0], clip_on=False)
         for name in limits:
             probes = panel["probes"]
             _dots(axes, probes, [p["rate"] for p in probes], [p[name] for p in probes])
@@ -284,7 +307,8 @@ def _draw_latency(figure: "SubFigure", data: dict[str, Any]) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(labelsize=8, which="both")
         axes.grid(alpha=0.3, which="both")
-        axes.set_xlabel("offered requests/s", fontsize=8)
+        axes.set_xlim(left=0)
+        axes.set_xlabel("offered requests/s (diamond: idle; dotted: not measured)", fontsize=8)
         axes.set_ylabel("latency, ms", fontsize=8)
         axes.set_title(f"{panel['label']}: {_claim(panel)}", fontsize=9 if columns == 1 else 8)
     for axes in grid[len(panels) :]:
@@ -293,6 +317,21 @@ def _draw_latency(figure: "SubFigure", data: dict[str, Any]) -> None:
     handles = {label: handle for pair in shown for handle, label in zip(*pair, strict=True)}
     style = {"loc": "outside upper center", "ncols": 5, "fontsize": 8, "frameon": False}
     figure.legend(handles.values(), handles.keys(), **style)
+
+
+def _curve(panel: dict[str, Any]) -> list[dict[str, float]]:
+    """The idle engine at rate 0, then medians of probes at about one rate: single ones jump near the knee."""
+    groups: list[list[dict[str, Any]]] = []
+    for probe in sorted(panel["probes"], key=lambda probe: probe["rate"]):
+        if probe["aborted"]:
+            continue
+        if not groups or probe["rate"] > 1.03 * groups[-1][0]["rate"]:
+            groups.append([])
+        groups[-1].append(probe)
+    names = ("rate", *panel["idle"])
+    return [{"rate": 0.0, **panel["idle"]}] + [
+        {name: float(np.median([probe[name] for probe in group])) for name in names} for group in groups
+    ]
 
 
 def _draw_limits(draw: Callable[..., Any], data: dict[str, Any]) -> None:
@@ -315,14 +354,14 @@ def _dots(axes: Any, probes: Sequence[dict[str, Any]], x: Sequence[float], y: Se
 def _claim(panel: dict[str, Any]) -> str:
     if not panel["claim"]:
         return "no claim"
-    return f"{panel['claim']:.3g} req/s" + ("" if panel["confirmed"] else f" ({UNCONFIRMED})")
+    return f"{short(panel['claim'])} req/s" + ("" if panel["confirmed"] else f" ({UNCONFIRMED})")
 
 
 def _draw_stages(figure: "SubFigure", data: dict[str, Any]) -> None:
     axes: Any = figure.subplots()
     names = list(dict.fromkeys(name for bar in data["bars"] for name in bar["stages"] if name != "median"))
     places, left = range(len(data["bars"])), [0.0] * len(data["bars"])
-    for name, colour in zip(names, COLOURS * 2, strict=False):
+    for name, colour in zip(names, STAGES * 2, strict=False):
         widths = [bar["stages"].get(name, 0.0) for bar in data["bars"]]
         axes.barh(places, widths, left=left, color=colour, label=name, height=0.7, edgecolor="white", lw=0.5)
         left = [start + width for start, width in zip(left, widths, strict=True)]

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grinf.errors import EnvironmentFault, UsageError
+from grinf.jobs import outputs
 from grinf.trie.publish import replacing
 
 JOURNAL = "journal.jsonl"
@@ -31,13 +32,13 @@ class RunDir:
     @classmethod
     def create(cls, results: Path, name: str, config_hash: str, settings: Mapping[str, Any]) -> "RunDir":
         """Make a new folder, named by time, name and configuration."""
-        run = cls(results / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}-{config_hash}")
-        try:
-            run.path.mkdir(parents=True)
-        except FileExistsError:
-            raise UsageError(
-                f"{run.path} exists", "two runs began in the same second", "start again"
-            ) from None
+        run = cls(outputs.place(results / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{name}-{config_hash}"))
+        with outputs.writing(run.path):
+            try:
+                run.path.mkdir(parents=True)
+            except FileExistsError:
+                why = "two runs began in the same second"
+                raise UsageError(f"{run.path} exists", why, "start again") from None
         with replacing(run.path / "config.resolved.toml") as temporary:
             lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
             temporary.write_text("\n".join(["[bench]", *lines]) + "\n")
@@ -50,7 +51,7 @@ class RunDir:
         Raises:
             EnvironmentFault: The folder holds no journal.
         """
-        if not (path / JOURNAL).is_file():
+        if not os.path.isfile(path / JOURNAL):
             fix = "name a folder that `grinf bench` wrote, such as results/2026..."
             raise EnvironmentFault(f"{path} is not a bench run", f"it has no {JOURNAL}", fix)
         return cls(path)

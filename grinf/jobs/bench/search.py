@@ -11,12 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from grinf.config.parse import Sla
+from grinf.jobs.bench.likely import likely_rate
 from grinf.jobs.bench.probe import PERCENTILES, Probe, ProbeSpec, Stage, meets, miss_share
 from grinf.jobs.bench.statistics import allowed_misses, isotonic_root, logistic_root
 
-LOWEST_SHARE = 0.35
-"""The bracket starts at this share of the capacity, and halves it until it passes."""
+LOWEST_SHARE = 0.01
+"""Share of the capacity below which no rate is tried."""
+FIRST_SHARE = 0.1
+"""Share of the capacity below which the bracket does not start: a probe of a low rate takes long."""
 PRECISION = 0.06
+FIT_SHARE = 0.2
+"""Share of misses above which a probe says nothing about the rate at which they begin."""
 GIVE_UP = 0.8
 """Confirmation steps down to this share of the bracket's lower end before it calls the point unstable."""
 
@@ -31,7 +36,7 @@ class Preset:
         confirm_runs, confirm_n: Fresh seeds, and measured requests of each; 0: nothing is confirmed.
         step: Factor on the rate after a failed confirmation.
         min_s, max_s: An open probe measures at least, and at most, this long.
-        requests: Requests of a whole point, from simulated searches.
+        requests: Requests of a whole point, from searches of the simulated server.
     """
 
     name: str
@@ -46,10 +51,10 @@ class Preset:
 
 
 _LIST = (
-    Preset("smoke", 200, 0, 0, 0, 1.0, 2.0, 4.0, 2_700),
-    Preset("quick", 500, 4, 2, 1000, 0.97, 5.0, 120.0, 11_300),
-    Preset("standard", 1000, 5, 3, 2000, 0.98, 5.0, 120.0, 24_700),
-    Preset("thorough", 2500, 6, 5, 4000, 0.985, 5.0, 120.0, 68_000),
+    Preset("smoke", 200, 0, 0, 0, 1.0, 2.0, 4.0, 3_600),
+    Preset("quick", 500, 4, 2, 1000, 0.97, 5.0, 120.0, 12_300),
+    Preset("standard", 1000, 5, 3, 2000, 0.98, 5.0, 120.0, 20_500),
+    Preset("thorough", 2500, 6, 5, 4000, 0.985, 5.0, 120.0, 55_000),
 )
 PRESETS = {preset.name: preset for preset in _LIST}
 
@@ -74,27 +79,29 @@ class Search:
 
     def find(self) -> None:
         """Measure the point; the verdict follows from the probes (`claim.conclude`)."""
-        if not self._floor():
+        floor = self._floor()
+        if not floor.passed:
             return
         capacity = self._steady(ProbeSpec(Stage.CAPACITY, 200, concurrency=2 * self.max_batch, min_s=3.0))
         self._closed(2 * self.max_batch)
         if not self.open_loop or not capacity.rate > 0:
             return
-        preset = self.choose_preset(capacity.rate_achieved)
-        bracket = self._bracket(preset, capacity.rate_achieved)
+        mu, preset = capacity.rate_achieved, self.choose_preset(capacity.rate_achieved)
+        start = likely_rate(floor.latency_ms["p50"], mu, self.max_batch, self.slas, FIRST_SHARE * mu)
+        bracket = self._bracket(preset, mu, start)
         if bracket is None or not preset.confirm_runs:
             return
         low, high, probes = bracket
         start = self._refine(preset, low, high, probes) if high > low else low
         self._confirm(preset, start, low)
 
-    def _floor(self) -> bool:
-        """Whether the idle engine meets the SLA at all; a hiccup gets a second chance."""
+    def _floor(self) -> Probe:
+        """The idle engine, which may miss the SLA; a hiccup gets a second chance."""
         spec = ProbeSpec(Stage.FLOOR, 100, concurrency=1, max_misses=self._affordable(100), max_s=10.0)
         probe = self._steady(spec)
         if not probe.passed and probe.latency_ms["p50"] * 1e6 <= min(sla.limit_ns for sla in self.slas):
             probe = self.run(spec)
-        return probe.passed
+        return probe
 
     def _steady(self, spec: ProbeSpec) -> Probe:
         """Repeat a closed loop until two runs in a row agree within 5 %, or one is cut short."""
@@ -122,8 +129,13 @@ class Search:
                 else:
                     bad = trial
 
-    def _bracket(self, preset: Preset, capacity: float) -> tuple[float, float, list[Probe]] | None:
-        """Rates (passing, failing) within PRECISION, and the probes; equal rates: the capacity passes."""
+    def _bracket(
+        self, preset: Preset, capacity: float, start: float
+    ) -> tuple[float, float, list[Probe]] | None:
+        """Rates (passing, failing) within PRECISION, and the probes; equal rates: the capacity passes.
+
+        Strides from `start` grow until the verdict turns: a good start takes two probes, a bad one not many.
+        """
         probes: list[Probe] = []
 
         def passes(rate: float) -> bool:
@@ -131,16 +143,18 @@ class Search:
             probes.append(self.run(spec))
             return probes[-1].passed
 
-        low, high = LOWEST_SHARE * capacity, capacity
-        while not passes(low):
-            low, high = low / 2, low
-            if low < capacity / 100:
-                return None
-        while (high - low) / high > PRECISION:
+        low, high, rate, stride = 0.0, math.inf, min(start, capacity), 1 / (1 - PRECISION)
+        while not low or high == math.inf:
+            if passes(rate):
+                low, following = rate, min(capacity, rate * stride)
+            else:
+                high, following = rate, max(LOWEST_SHARE * capacity, rate / stride)
+            if following == rate:  # There is nothing beyond.
+                return (low, low, probes) if low else None
+            rate, stride = following, min(2.0, stride * stride)
+        while (high - low) / high > PRECISION + 1e-9:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if passes(middle) else (low, middle)
-        if high == capacity and passes(capacity):
-            low = capacity
         return low, high, probes
 
     def _refine(self, preset: Preset, low: float, high: float, probes: list[Probe]) -> float:
@@ -177,11 +191,13 @@ class Search:
     def _confirmed(self, preset: Preset, rate: float) -> bool:
         runs: list[Probe] = []
         spec = self._open(Stage.CONFIRM, rate, preset.confirm_n, preset)
-        spare = self._affordable(preset.confirm_runs * spec.n)
-        for _ in range(preset.confirm_runs):
+        own, spare = self._affordable(spec.n), self._affordable(preset.confirm_runs * spec.n)
+        while len(runs) < preset.confirm_runs:
             left = None if spare is None else spare - sum(run.misses[0] for run in runs)
+            if left is not None and own is not None and not confirmable(runs, preset.confirm_runs, failing=1):
+                left = min(left, own)  # This run must pass.
             runs.append(self.run(replace(spec, max_misses=left)))
-            if any(run.record.aborted for run in runs) or not confirmable(runs, preset.confirm_runs):
+            if runs[-1].record.aborted or not confirmable(runs, preset.confirm_runs):
                 return False
         return confirmed(self.slas, runs)
 
@@ -192,6 +208,8 @@ class Search:
         n = max(20, round(min(max(n, rate * preset.min_s), rate * preset.max_s)))
         in_flight = max(8.0, 4 * capacity * self.slas[0].limit_ns / 1e9)
         misses = self._affordable(n) if stage is Stage.BRACKET else None
+        if misses is not None and preset.refine_rates:  # The fit would be biased by those that passed alone.
+            misses = max(misses, round(FIT_SHARE * n))
         return ProbeSpec(stage, n, rate, max_misses=misses, max_in_flight=in_flight)
 
     def _affordable(self, n: int) -> int | None:
@@ -202,7 +220,7 @@ class Search:
 
 def _root(sla: Sla, which: int, probes: list[Probe]) -> float | None:
     share = miss_share(sla)
-    probes = [probe for probe in probes if share is None or probe.misses[which] <= 0.2 * probe.n]
+    probes = [probe for probe in probes if share is None or probe.misses[which] <= FIT_SHARE * probe.n]
     if len(probes) < 2:
         return None
     rates = np.array([probe.rate for probe in probes])
@@ -212,9 +230,9 @@ def _root(sla: Sla, which: int, probes: list[Probe]) -> float | None:
     return logistic_root(rates, misses, np.array([float(probe.n) for probe in probes]), share)
 
 
-def confirmable(runs: Sequence[Probe], planned: int) -> bool:
-    """Whether two thirds of the planned runs can still pass on their own."""
-    return sum(not run.passed for run in runs) <= planned - math.ceil(2 * planned / 3)
+def confirmable(runs: Sequence[Probe], planned: int, failing: int = 0) -> bool:
+    """Whether two thirds of the planned runs can still pass on their own if `failing` more do not."""
+    return sum(not run.passed for run in runs) + failing <= planned - math.ceil(2 * planned / 3)
 
 
 def confirmed(slas: Sequence[Sla], runs: Sequence[Probe]) -> bool:

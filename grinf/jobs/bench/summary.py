@@ -11,7 +11,7 @@ import pyarrow.csv
 
 from grinf.config.parse import Sla, format_beams, parse_sla
 from grinf.jobs.bench.claim import Claim, conclude
-from grinf.jobs.bench.environment import machine_name
+from grinf.jobs.bench.environment import busy, machine_name
 from grinf.jobs.bench.journal import read_journal
 from grinf.jobs.bench.point import Point
 from grinf.jobs.bench.probe import Probe, Stage, end_to_end_ms, latencies
@@ -21,6 +21,7 @@ from grinf.jobs.bench.statistics import paired_ratio
 from grinf.trie.publish import replacing
 
 VERIFIED = ("score_error", "overlap", "yardstick", "yardstick_overlap")
+FAILED = "VERIFICATION FAILED, speed means nothing"
 LAST = {"free": "hand over", "constrained": "map items"}
 """What the host does with a result before it counts."""
 SHOWN = {
@@ -91,7 +92,7 @@ def summarise(run: RunDir) -> Summary:
         own, sides = probes.get(point.key, []), [point.key]
         preset, finished = journal.preset_of(point.key), ("done", point.key) in said
         claim = conclude(own, journal.slas, finished=finished, open_loop=open_loop, preset=preset)
-        row = {"point": point.key, **point_columns(point), **_claim_columns(claim, run, point, header)}
+        row = {"point": point.key, **point_columns(point), **_claim_columns(claim, own, run, point, header)}
         if rival:
             sides.append(point.of(rival).key)
             row["status"] = _interleaved([probe for key in sides for probe in probes.get(key, [])], finished)
@@ -104,9 +105,10 @@ def summarise(run: RunDir) -> Summary:
         stages[point.key] = {part: times for part, times in found.items() if times}
     ratios = [ratio for point in journal.points if rival and (ratio := _ratio(point, rival, probes))]
     simulated = journal.points[0].engine.startswith("sim")
-    machine = "simulated" if simulated else machine_name(run.read_json("env.json"))
+    environment = {} if simulated else run.read_json("env.json")
     shown = {key: value for key, value in header.items() if key not in ("event", "points")}
-    return Summary(shown | {"machine": machine}, rows, ratios, probes, stages)
+    shown |= {"machine": "simulated" if simulated else machine_name(environment), "busy": busy(environment)}
+    return Summary(shown, rows, ratios, probes, stages)
 
 
 def _interleaved(probes: Sequence[Probe], finished: bool) -> str:
@@ -125,7 +127,8 @@ def _verified(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
     faults = [f"{engine}: {fault}" for engine, found in told for fault in found]
     first = events[0] if events else {}
     numbers = {f"verify_{name}": first.get(name) for name in VERIFIED}
-    return {"verify": verdict, "verify_faults": "; ".join(faults[:3]), **numbers}
+    skipped = next((event["skipped"] for event in events if event.get("skipped")), "")
+    return {"verify": verdict, "verify_faults": "; ".join(faults[:3]) or skipped, **numbers}
 
 
 def point_columns(point: Point) -> dict[str, Any]:
@@ -134,11 +137,13 @@ def point_columns(point: Point) -> dict[str, Any]:
     return columns | {"constraint": point.constraint, "catalog": point.catalog, "score": point.score}
 
 
-def _claim_columns(claim: Claim, run: RunDir, point: Point, header: dict[str, Any]) -> dict[str, Any]:
-    """Rates of the claim, and the pooled statistics of its evidence."""
+def _claim_columns(
+    claim: Claim, probes: Sequence[Probe], run: RunDir, point: Point, header: dict[str, Any]
+) -> dict[str, Any]:
+    """Rates and pooled statistics of the claim; without one, the beams of the last probe."""
     runs = claim.evidence
     table = _measured(run, runs)
-    beams = table["beams_returned"].to_numpy() if runs else np.empty(0)
+    beams = _measured(run, runs or probes[-1:])["beams_returned"].to_numpy() if probes else np.empty(0)
     e2e_ms = end_to_end_ms(table) if runs else np.empty(0)
     throughput = float(np.mean([probe.rate_achieved for probe in runs])) if runs else None
     n, misses = sum(probe.n for probe in runs), sum(max(probe.misses) for probe in runs)
@@ -237,9 +242,11 @@ def write_summary(run: RunDir, summary: Summary) -> None:
 def footer(summary: Summary) -> str:
     """What every table and figure says below: without it a number cannot be compared."""
     header, n = summary.header, max(row["n"] for row in summary.rows)
-    terms = (
-        f"{header['arrival']} arrivals · SLA {' and '.join(header['sla'])} · up to {n:,} requests per claim"
-    )
+    terms = f"{header['arrival']} arrivals · SLA {' and '.join(header['sla'])}"
+    if header["rival"]:
+        terms = "two engines in turns, each in a full closed loop"
+    elif n:
+        terms += f" · up to {n:,} requests per claim"
     return f"{header['machine']} · {terms} · config {header['config_hash']} · {header['started_utc'][:10]}"
 
 
@@ -261,7 +268,11 @@ def notes(summary: Summary) -> list[str]:
     """What a reader must know before the numbers, a line each."""
     rows, asked = summary.rows, summary.header["preset"]
     failed = [row for row in rows if row["verify"] == "failed"]
-    said = [f"VERIFICATION FAILED, speed means nothing: {row['verify_faults']}" for row in failed[:1]]
+    said = [f"{FAILED}: {row['verify_faults']}" for row in failed[:1]]
+    skipped = [row for row in rows if row["verify"] == "skipped" and summary.header["machine"] != "simulated"]
+    said += [f"NOT VERIFIED: {row['verify_faults']}" for row in skipped[:1]]
+    if busy := summary.header["busy"]:
+        said.append(f"the machine was busy before this run began ({busy}): latencies may be too long")
     for status, meaning in ALARMS.items():
         if count := sum(row["status"] == status for row in rows):
             said.append(f"{status}, {count} of {len(rows)} points: {meaning}")
@@ -278,9 +289,14 @@ def cells(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[s
 
     def text(value: object) -> str:
         missing = value is None or (isinstance(value, float) and math.isnan(value))
-        return "" if missing else f"{value:.4g}" if isinstance(value, float) else str(value)
+        return "" if missing else short(value, 4) if isinstance(value, float) else str(value)
 
     return [[text(row.get(column)) for column in columns] for row in rows]
+
+
+def short(value: float, digits: int = 3) -> str:
+    """A number in few digits; a large one whole, not with an exponent."""
+    return f"{value:.{digits}g}" if abs(value) < 10**digits - 0.5 else f"{value:,.0f}"
 
 
 def markdown(summary: Summary) -> str:

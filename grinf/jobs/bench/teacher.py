@@ -22,6 +22,7 @@ from grinf.model.weights import load_weights
 from grinf.ops import reference
 from grinf.trie import Trie
 
+Sids = np.ndarray | Sequence[np.ndarray]
 OPS: Any = SimpleNamespace(add_rms_norm=reference.add_rms_norm, swiglu=reference.swiglu)
 
 
@@ -76,30 +77,74 @@ class Teacher:
         """Score of each SID, float32 [n]; -inf where the search could not have chosen it."""
         beams: list[Continuations] = []
         row, total = self._int64(np.zeros(len(sids))), torch.zeros(len(sids), device=self._device)
-        for level in range(self._levels):
-            codes = self._int64(sids[:, level])
-            wanted = row * self._config.vocab_rows + (self._tokens[level][codes] if self._tokens else codes)
+        for token in self._tokens_of(sids).T:
             found = self._continue(prompt, beams)
-            keys, order = torch.sort(found.row * self._config.vocab_rows + found.token)
-            place = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
-            total += torch.where(keys[place] == wanted, found.log_prob[order[place]], -torch.inf)
-            kept, row = torch.unique(order[place], return_inverse=True)
+            place, known = self._places(found, row, token)
+            total += torch.where(known, found.log_prob[place], -torch.inf)
+            kept, row = torch.unique(place, return_inverse=True)
             beams.append(found.at(kept))
         return total.cpu().numpy()
 
-    def search(self, prompt: Sequence[int]) -> np.ndarray:
-        """The answer of a beam search: int32 [n, levels], best first; codes, or token ids without a trie."""
+    def search(
+        self, prompt: Sequence[int], near: Sids = (), away: Sids = (), slack: float = 0.0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The answer of a beam search, best first, and how far each beam is from being none.
+
+        Which of two beams at a border is kept is decided by rounding, and all that follows from them with it.
+        To be comparable, this search follows another one there: before the last level, a beam that leads to
+        one of the SIDs `near` counts as `slack` nats better, and one that only leads to SIDs `away` worse.
+
+        Returns:
+            int32 [n, levels], codes, or token ids without a trie; and float32 [n], the least that the beam or
+            one before it lies above what was cut, nats: infinite if nothing was, or if `near` has it.
+        """
         beams: list[Continuations] = []
+        follow = self._tokens_of(
+            np.concatenate([np.reshape(sids, (-1, self._levels)) for sids in (away, near)])
+        )
+        row, liked = self._int64(np.zeros(len(follow))), self._int64(np.arange(len(follow))) >= len(away)
         cum, paths = torch.zeros(1, device=self._device), self._int64(np.empty((1, 0)))
+        clear = cum + torch.inf
         for level in range(self._levels):
             found = self._continue(prompt, beams)
             value = found.log_prob + cum[found.row]
-            cum, best = value.topk(min(self._width(level), int((value > -torch.inf).sum())))
+            place, known = self._places(found, row, follow[:, level])
+            follow, place, liked = follow[known], place[known], liked[known]
+            ranked, good, bad = value.clone(), place[liked], place[~liked]
+            if level < self._levels - 1:
+                ranked[bad] = value[bad] - slack
+                ranked[good] = value[good] + slack
+            keep = min(self._width(level), int((value > -torch.inf).sum()))
+            top, best = ranked.topk(min(keep + 1, len(ranked)))
+            border, best = top[keep] if keep < len(top) else -torch.inf, best[:keep]
+            cum = value[best]
+            sure = top[:keep] > cum
+            clear = torch.minimum(clear[found.row[best]], torch.where(sure, torch.inf, cum - border))
             beams.append(found.at(best))
             paths = torch.cat([paths[beams[-1].row], beams[-1].token[:, None]], dim=1)
-        if self._trie is None:
-            return paths.int().cpu().numpy()
-        return self._trie.sids(beams[-1].node.cpu().numpy())
+            sorted_best, order = best.sort()
+            kept = torch.isin(place, best)
+            row = order[torch.searchsorted(sorted_best, place[kept])]
+            follow, liked = follow[kept], liked[kept]
+        nodes = beams[-1].node.cpu().numpy()
+        sids = paths.int().cpu().numpy() if self._trie is None else self._trie.sids(nodes)
+        return sids, clear.cpu().numpy()
+
+    def _tokens_of(self, sids: np.ndarray) -> Tensor:
+        """Token ids of SIDs, int64 [n, levels]."""
+        columns = self._int64(sids)
+        if not self._tokens:
+            return columns
+        return torch.stack([ids[codes] for ids, codes in zip(self._tokens, columns.T, strict=True)], dim=1)
+
+    def _places(self, found: Continuations, row: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        """Where continuations (beam, token id) stand in `found`, int64 [n], and whether they do, bool [n]."""
+        wanted, rows = row * self._config.vocab_rows + token, self._config.vocab_rows
+        if not self._tokens:  # Every continuation is there, in this order.
+            return wanted, torch.ones_like(wanted, dtype=torch.bool)
+        keys, order = torch.sort(found.row * rows + found.token)
+        place = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+        return order[place], keys[place] == wanted
 
     def _int64(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self._device)

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from grinf.config.load import LOCAL_FILE
 from grinf.config.settings import DemoSettings
 from grinf.errors import UsageError
+from grinf.jobs import outputs
 from grinf.jobs.build_trie import default_output
 from grinf.jobs.demo.report import DemoReport
 from grinf.trie import store
@@ -57,7 +58,7 @@ class DemoFiles:
     """
 
     def __init__(self, settings: DemoSettings) -> None:
-        self.folder = settings.output
+        self.folder = outputs.place(settings.output)
         self.items, self.queries = self.folder / "items.parquet", self.folder / "queries.parquet"
         self.model, self.trie = self.folder / "model", default_output(self.folder / "items.parquet")
         self._state = self.folder / "demo.json"

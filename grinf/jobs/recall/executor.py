@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import pyarrow as pa
@@ -11,17 +12,21 @@ from grinf.jobs.recall.engines import Engines, is_out_of_memory
 from grinf.jobs.recall.inputs import UnitReader
 from grinf.jobs.recall.output import Parts
 from grinf.jobs.recall.plan import Plan
+from grinf.jobs.recall.signals import Signalled
 from grinf.jobs.recall.space import explaining_full_disk
 from grinf.jobs.recall.units import Unit
 from grinf.jobs.recall.watch import Watch
 from grinf.jobs.recall.worker import Answered, OnProgress, UnitWorker, describe_search
 
+Commit = Callable[[], None]
+"""Puts an answered unit on the disk; may run in a thread, one at a time."""
+
 
 @contextmanager
 def open_runner(
     plan: Plan, parts: Parts, total: int, on_progress: OnProgress
-) -> Generator[Callable[..., None]]:
-    """Load an engine and yield a function that reads, answers and commits one unit.
+) -> Generator[Callable[..., Commit]]:
+    """Load an engine and yield a function that reads and answers one unit, and returns its commit.
 
     Beside the unit it takes a reason to give it up: then its rows are errors that say so.
 
@@ -36,7 +41,7 @@ def open_runner(
         worker = UnitWorker(plan, engines.run, total, on_progress)
         reader = UnitReader(plan.queries, plan.columns.read)
 
-        def attempt(unit: Unit, queries: pa.Table, refusal: RowError | None) -> Answered | None:
+        def attempt(unit: Unit, queries: pa.Table, refusal: RowError | None) -> Callable[[], Answered] | None:
             """Answer a unit; None: memory ran out, and what it held can be freed when this has returned."""
             try:
                 return worker.answer(unit, queries, refusal)
@@ -45,26 +50,46 @@ def open_runner(
                     raise
                 return None
 
-        def run(unit: Unit, refusal: RowError | None = None) -> None:
+        def run(unit: Unit, refusal: RowError | None = None) -> Commit:
             queries = reader.read(unit)
-            while (answered := attempt(unit, queries, refusal)) is None:
+            while (finish := attempt(unit, queries, refusal)) is None:
                 engines.lighten()
-            table, rejects, counts = answered
-            facts = describe_search(plan, engines.load()) | engines.describe()
-            with explaining_full_disk(parts.output, plan.units):
-                parts.commit(unit, table, rejects, {**facts, "counts": counts | {"budget": engines.budget}})
+            facts, budget = describe_search(plan, engines.load()) | engines.describe(), engines.budget
             engines.unit_is_done()
+
+            def commit() -> None:
+                table, rejects, counts = finish()
+                with explaining_full_disk(parts.output, plan.units):
+                    parts.commit(unit, table, rejects, {**facts, "counts": counts | {"budget": budget}})
+
+            return commit
 
         yield run
 
 
 def run_local(plan: Plan, parts: Parts, watch: Watch, on_progress: OnProgress) -> float:
-    """Answer and commit units in this process; return the seconds without the start."""
-    todo = watch.todo
+    """Answer units in this process, and commit each while the next is answered; return the seconds for it."""
+    todo, running = watch.todo, list[tuple[Unit, Future[None]]]()
+
+    def finish() -> None:
+        """Wait for the commit that is running."""
+        while running:
+            unit, is_done = running[0]
+            is_done.result()
+            running.clear()
+            watch.committed(unit)
+
     with open_runner(plan, parts, sum(unit.num_rows for unit in todo), on_progress) as run:
         started = time.perf_counter()
-        for unit in todo:
-            with watch.signals.deferring():
-                run(unit)
-                watch.committed(unit)
+        with ThreadPoolExecutor(1) as writer:
+            try:
+                for unit in (*todo, None):
+                    with watch.signals.deferring():
+                        commit = run(unit) if unit else None
+                        finish()
+                        if unit and commit:
+                            running.append((unit, writer.submit(commit)))
+            except Signalled:
+                finish()
+                raise
         return time.perf_counter() - started

@@ -12,7 +12,7 @@ from grinf.jobs.parquet_files import columns_of, find_files, open_parquet, sourc
 from grinf.jobs.recall.units import Unit
 
 BATCH_ROWS = 2048
-"""Rows that are decoded at a time."""
+"""Rows that are decoded at a time, or those of a unit where they are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class UnitReader:
         try:
             *place, row = self._position
             if place != [unit.file, unit.row_group] or row > unit.start:
-                self._batches, self._rest, row = self._open(self._files[unit.file], unit.row_group), [], 0
+                self._batches, self._rest, row = self._open(self._files[unit.file], unit), [], 0
             for skipped in range(row, unit.start, BATCH_ROWS):
                 self._take(min(BATCH_ROWS, unit.start - skipped))
             batches = self._take(unit.num_rows)
@@ -119,13 +119,13 @@ class UnitReader:
             what = f"{path} cannot be read at row {unit.start:,} of row group {unit.row_group}"
             raise DataError(what, str(error).strip().splitlines()[0], "write the file again") from error
 
-    def _open(self, source: QueryFile, row_group: int) -> Iterator[pa.RecordBatch]:
+    def _open(self, source: QueryFile, unit: Unit) -> Iterator[pa.RecordBatch]:
         file = open_parquet(source.path)
         if _state(source.path) != source.state:
             fix = "start again with --overwrite: answers from both would be mixed"
             raise DataError(f"{source.path} was changed while the job ran", fix=fix)
         names = [name for name in self._schema.names if name in file.schema_arrow.names]
-        return file.iter_batches(batch_size=BATCH_ROWS, row_groups=[row_group], columns=names)
+        return file.iter_batches(min(BATCH_ROWS, unit.num_rows), [unit.row_group], names)
 
     def _take(self, num_rows: int) -> list[pa.RecordBatch]:
         """Cut rows off the stream of batches, which may be smaller than they were asked to be."""

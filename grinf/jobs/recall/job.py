@@ -1,11 +1,9 @@
 """`grinf recall` without a terminal: plan, answer unit by unit, commit each, give the output its name."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from grinf.config.settings import RecallSettings
-from grinf.errors import StorageError
 from grinf.jobs.recall.executor import run_local
 from grinf.jobs.recall.output import Parts
 from grinf.jobs.recall.plan import Plan, make_plan
@@ -44,16 +42,19 @@ def run_recall(
     report = RecallReport(
         "planned", plan.output.path, plan.columns, plan.num_rows, len(plan.units), plan.warnings
     )
-    finished = plan.output.finished(overwrite=settings.overwrite)
-    if finished is not None:
-        return _finished(plan, replace(report, status="unchanged", summary=finished))
-    if settings.dry_run:
+    finished = plan.output.finished(plan.units, overwrite=settings.overwrite)
+    if settings.dry_run and finished is None:
         return report
-    with (
-        catching_signals() as signals,
-        plan.output.open(resume=settings.resume, overwrite=settings.overwrite) as parts,
-    ):
-        return _run(plan, parts, report, signals, on_progress, say)
+    if finished is None:
+        with (
+            catching_signals() as signals,
+            plan.output.open(resume=settings.resume, overwrite=settings.overwrite) as parts,
+        ):
+            # Another process may have finished it before this one held it.
+            finished = plan.output.finished(plan.units, overwrite=settings.overwrite)
+            if finished is None:
+                return _run(plan, parts, report, signals, on_progress, say)
+    return _finished(plan, replace(report, status="unchanged", summary=finished))
 
 
 def _run(
@@ -68,8 +69,8 @@ def _run(
     try:
         watch.check()
         seconds = _executor(plan.settings)(plan, parts, watch, watch.tell(on_progress)) if watch.todo else 0.0
-        summary = summarise((facts["counts"] for facts in _facts(plan, parts)), plan.requested)
-        search = next(_facts(plan, parts))
+        summary = summarise((parts.committed(unit)["counts"] for unit in plan.units), plan.requested)
+        search = parts.committed(plan.units[0])
         with explaining_full_disk(plan.output, plan.units):
             parts.finish(plan.units, summary)
     except Signalled:
@@ -78,7 +79,7 @@ def _run(
         report,
         status="done",
         summary=summary,
-        search={key: value for key, value in search.items() if key not in ("counts", "digest")},
+        search={key: value for key, value in search.items() if key not in ("counts", "digest", "unit")},
         units_kept=len(plan.units) - len(watch.todo),
         answered=sum(unit.num_rows for unit in watch.todo),
         seconds=seconds,
@@ -96,14 +97,5 @@ def _executor(settings: RecallSettings) -> Callable[[Plan, Parts, Watch, OnProgr
 
 def _finished(plan: Plan, report: RecallReport) -> RecallReport:
     """Add what follows from the summary."""
-    rejects = plan.output.rejects if report.rejected else None
+    rejects = plan.output.rejects if report.rejected and plan.output.rejects.exists() else None
     return replace(report, rejects=rejects, warnings=[*report.warnings, *judge(report.summary)])
-
-
-def _facts(plan: Plan, parts: Parts) -> Iterator[Mapping[str, Any]]:
-    """What the units say of themselves, in order."""
-    for unit in plan.units:
-        facts = parts.read(unit)
-        if facts is None:
-            raise StorageError(f"{unit.name} in {plan.output.partial} is gone", "it was committed")
-        yield facts

@@ -3,7 +3,7 @@
 Targets and answers are sets: a repeated target counts once, a repeated answer at its first rank only. With
 targets T of a query, and its first K answers A_K:
 
-    recall@K  |A_K ∩ T| / |T|
+    recall@K  |A_K ∩ T| / |T|; recall_capped@K  |A_K ∩ T| / min(K, |T|)
     hit@K     1 if A_K ∩ T is not empty
     mrr@K     1 / rank of the first hit
     ndcg@K    sum of 1 / log2(1 + rank) over the hits, as a share of that of min(K, |T|) hits from rank 1 on
@@ -105,7 +105,7 @@ class Sums:
 
 
 def ranking_values(ranked: Ranked, num_targets: np.ndarray, cutoffs: Sequence[int]) -> dict[str, np.ndarray]:
-    """Compute recall, hit, MRR and NDCG of each query.
+    """Compute recall, capped recall, hit, MRR and NDCG of each query.
 
     Args:
         ranked: The answers.
@@ -127,6 +127,7 @@ def ranking_values(ranked: Ranked, num_targets: np.ndarray, cutoffs: Sequence[in
         hits = np.bincount(row[within], minlength=rows)
         gain = np.bincount(row[within], discount[rank[within]], minlength=rows)
         values[f"recall@{k}"] = hits / wanted
+        values[f"recall_capped@{k}"] = hits / np.minimum(wanted, k)
         values[f"hit@{k}"] = (hits > 0).astype(float)
         values[f"mrr@{k}"] = np.where(first < k, 1 / (first + 1), 0.0)
         values[f"ndcg@{k}"] = gain / ideal[np.minimum(wanted, k)]
@@ -167,18 +168,18 @@ def measure(
     groups = {"n_eval": has_targets & ~failed, "n_no_truth": ~has_targets, "n_error": has_targets & failed}
     sums = _total(groups)
     resampled = {"n_eval": resample(weights, groups["n_eval"])}
-    weight = 1 / np.maximum(1, np.bincount(row, minlength=rows))
-    sums["target_in_catalogue"] = float(weight[row[is_known]].sum())
 
     matches, target = walk_targets(answers.row, answers.sids, row, truth.sids[keep])
+    wanted = target
     if answers.items is not None and item_cutoffs:
         items, wanted = _number_ids(answers.items, truth.given.filter(pa.array(keep)))
         on_items = rank_answers(answers.item_row, items, row, wanted)
         values = _named("items", ranking_values(on_items, count_targets(row, wanted, rows), item_cutoffs))
         sums, resampled = sums | _total(values), resampled | _resampled(values, weights)
-        target = np.where(
-            is_known, target, wanted + target.max(initial=0) + 1
-        )  # Each unknown item is one more.
+        # Each unknown item is one more.
+        target = np.where(is_known, target, wanted + target.max(initial=0) + 1)
+    known, named = (count_targets(row[part], wanted[part], rows) for part in (is_known, slice(None)))
+    sums["target_in_catalogue"] = float((known / np.maximum(1, named)).sum())
     on_sids = Ranked(answers.row, rank_within(answers.row), matches[:, -1])
     values = _named("sids", ranking_values(on_sids, count_targets(row, target, rows), cutoffs))
     sums, resampled = sums | _total(values), resampled | _resampled(values, weights)

@@ -9,19 +9,20 @@
     OUT                                   finished: one parquet file, or the folder itself
     OUT's name with .rejects.parquet      rejected queries, beside a single file
 
-A unit's file says what the unit counted (rows, errors, sums of metrics). So the numbers of a job are the sums
-over its files, whichever run wrote them.
+A unit's file says which unit of which job it is, and what that counted (rows, errors, sums of metrics). So
+the numbers of a job are the sums over its files, whichever run wrote them. A file that is there and is not
+what was written is never passed over in silence: the user may know what has befallen it.
 """
 
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from glob import escape
 from pathlib import Path
 from typing import Any, TextIO
@@ -31,23 +32,17 @@ import pyarrow.parquet as pq
 import xxhash
 
 from grinf.errors import StorageError, UsageError
+from grinf.jobs.outputs import writing
+from grinf.jobs.recall.signals import GOES_ON
+from grinf.jobs.recall.unit_files import ENCODING, facts_of, merge, read_sealed, write_sealed
 from grinf.jobs.recall.units import Unit
 from grinf.trie.publish import publish, replacing
 
-PREFIX = "grinf."
-"""Of our keys in a file's metadata."""
-
-NESTED = ("manifest", "summary", "counts")
-"""Keys whose values are JSON; the others are text."""
-
-ENCODING: Mapping[str, Any] = {
-    "compression": "zstd",
-    "use_dictionary": ["status", "sid.list.element.list.element"],
-    "use_byte_stream_split": ["score.list.element", "item_score.list.element"],
-}
-"""A fifth smaller than Arrow's defaults, and quicker: codes repeat, and the high bytes of scores do."""
-
 REJECTS = Path("_grinf", "rejects")
+REPLACED = Path("_grinf", "replaced")
+"""A finished folder that a new one takes the place of, for a moment."""
+
+_UNIT = re.compile(r"unit-\d{6,}\.parquet")
 FOREIGN = "`grinf recall` did not write it"
 SHOWN = 3
 
@@ -85,38 +80,43 @@ class Output:
         """Digest of the manifest."""
         return xxhash.xxh3_128(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
 
-    def finished(self, *, overwrite: bool) -> dict[str, Any] | None:
+    def finished(self, units: Sequence[Unit], *, overwrite: bool) -> dict[str, Any] | None:
         """The summary of an output of the same inputs and settings; None: there is none, or it is replaced.
 
         Args:
+            units: Of the job.
             overwrite: Whether an output of other inputs or settings may be replaced.
 
         Raises:
-            UsageError: It is of other inputs or settings, or not ours.
+            UsageError: It is of other inputs or settings, not whole, or not ours.
         """
-        if _is_there(self.partial) and not (self.partial / "_grinf").is_dir():
+        is_ours = (self.partial / "_grinf").is_dir() and not self.partial.is_symlink()
+        if _is_there(self.partial) and not is_ours:
             raise UsageError(f"{self.partial} is in the way", FOREIGN, "move it away")
         if self.is_file and os.path.lexists(self.rejects) and not _is_rejects(self.rejects):
             why = "it is no file of rejected queries of `grinf recall`"
             raise UsageError(f"{self.rejects} is in the way", why, "move it away")
         if not _is_there(self.path):
             return None
-        facts = _file_facts(self.path) if self.is_file else _folder_facts(self.path)
+        facts = facts_of(self.path) if self.is_file else _folder_facts(self.path)
         strangers = [] if self.is_file else _strangers(self.path)
         if "manifest" not in facts or "summary" not in facts or strangers:
             why = f"{', '.join(strangers[:SHOWN])}: {FOREIGN}" if strangers else FOREIGN
             fix = "move it away, or choose another --output"
             raise UsageError(f"the output {self.path} exists", why, fix)
-        if self._is_same(facts["manifest"], f"the output {self.path}", overwrite):
-            if _folder_facts(self.partial).get("manifest") in (None, self.manifest):
-                _discard(self.partial)  # Of a run that was killed while it did so.
-            return facts["summary"]
-        return None
-
-    def committed_bytes(self, unit: Unit) -> int:
-        """Bytes of a committed unit, with its rejected queries; 0: it is not committed."""
-        files = (self.partial / unit.name, self.partial / REJECTS / unit.name)
-        return sum(file.stat().st_size for file in files if file.exists()) if files[0].exists() else 0
+        if not self._is_same(facts["manifest"], f"the output {self.path}", overwrite):
+            return None
+        files = [] if self.is_file else [self.path / unit.name for unit in units]
+        gone = [path for path in files if not path.exists()]
+        if gone and not overwrite:
+            why = f"the output {self.path} was finished, and is not whole"
+            raise UsageError(f"{gone[0]} is gone", why, "bring it back, or make all again by --overwrite")
+        if gone:
+            return None
+        _discard(self.path / REPLACED)  # Of a run that was killed while it did so.
+        if _folder_facts(self.partial).get("manifest") in (None, self.manifest):
+            _discard(self.partial)
+        return facts["summary"]
 
     def _is_same(self, manifest: Mapping[str, Any], what: str, overwrite: bool) -> bool:
         names = [
@@ -139,31 +139,38 @@ class Output:
 
         Raises:
             UsageError: Another process works on it, or it is of other inputs or settings.
+            StorageError: It cannot be written.
         """
-        own = self.partial / "_grinf"
-        own.mkdir(parents=True, exist_ok=True)
-        with (own / "lock").open("a+") as lock:
-            _hold(lock, self.partial)
-            old = _folder_facts(self.partial).get("manifest")
-            what = f"the unfinished job {self.partial}"
-            if old is None or not self._is_same(old, what, overwrite or not resume) or not resume:
-                for path in (*self.partial.glob("unit-*"), *self.partial.glob(f"{REJECTS}/unit-*")):
-                    path.unlink()
-                (own / "engine.json").unlink(missing_ok=True)
-                _write_json(own / "manifest.json", self.manifest)
-            self._clear()
+        own, what = self.partial / "_grinf", f"the unfinished job {self.partial}"
+        with writing(self.partial):
+            own.mkdir(parents=True, exist_ok=True)
+            lock = (own / "lock").open("a+")
+        with lock:
+            with writing(self.partial):
+                _hold(lock, self.partial)
+                old, units = _folder_facts(self.partial).get("manifest"), [*self.partial.glob("unit-*")]
+                # Where the manifest is lost, each unit says of itself which job it is of.
+                is_same = (
+                    self._is_same(old, what, overwrite or not resume) if old else units and not overwrite
+                )
+                if not is_same or not resume:
+                    for path in (*units, *self.partial.glob(f"{REJECTS}/unit-*")):
+                        path.unlink()
+                    (own / "engine.json").unlink(missing_ok=True)
+                    _write_json(own / "manifest.json", self.manifest)
+                self._clear()
             try:
                 yield Parts(self)
             finally:
                 self._clear()
                 if self.partial.is_dir() and not any(self.partial.glob("unit-*")):
-                    shutil.rmtree(self.partial)
+                    _discard(self.partial)
 
     def _clear(self) -> None:
         """Remove what a process that was killed had begun to write."""
-        beside = (f"{escape(path.name)}.tmp-*" for path in (self.path, self.rejects) if self.is_file)
+        beside = (f"{escape(path.name)}.tmp-[0-9]*" for path in (self.path, self.rejects) if self.is_file)
         merged = [path for pattern in beside for path in self.path.parent.glob(pattern)]
-        for path in (*self.partial.rglob("*.tmp-*"), *merged):
+        for path in (*self.partial.rglob("*.tmp-[0-9]*"), *merged):
             path.unlink(missing_ok=True)
 
 
@@ -174,9 +181,49 @@ class Parts:
     output: Output
 
     def read(self, unit: Unit) -> dict[str, Any] | None:
-        """What the file of a committed unit says about it and its search; None: it is not committed."""
-        facts = _file_facts(self.output.partial / unit.name)
-        return facts if facts.get("digest") == self.output.digest else None
+        """What the file of a committed unit says about it and its search; None: it is not committed.
+
+        Raises:
+            StorageError: The file, or that of its rejected queries, is not what was written.
+        """
+        if not (self.output.partial / unit.name).exists():
+            return None
+        facts, _ = self._open(unit, self.output.partial)
+        counts, rejected = facts["counts"], 0
+        if (self.rejects / unit.name).exists():
+            rejected = self._open(unit, self.rejects)[1].metadata.num_rows
+        if rejected != counts["rows"] - counts["ok"]:
+            why = f"{rejected:,} rejected queries are there, {counts['rows'] - counts['ok']:,} were written"
+            raise self._damaged(unit, self.rejects, why)
+        return facts
+
+    def committed(self, unit: Unit) -> dict[str, Any]:
+        """What `read` gives of a unit that was committed.
+
+        Raises:
+            StorageError: It is gone, or not what was written.
+        """
+        facts = self.read(unit)
+        if facts is None:
+            raise StorageError(f"{self.output.partial / unit.name} is gone", "it was committed", GOES_ON)
+        return facts
+
+    def _open(self, unit: Unit, folder: Path) -> tuple[dict[str, Any], pq.ParquetFile]:
+        """Open a file of a committed unit, and make sure that it is that file and whole."""
+        try:
+            facts, file = read_sealed(folder / unit.name)
+        except (OSError, ValueError) as error:
+            raise self._damaged(unit, folder, str(error)) from error
+        if facts.get("digest") != self.output.digest:
+            raise self._damaged(unit, folder, "it is of other inputs or settings")
+        if facts["unit"] != unit.place:
+            why = "it is unit {index} of {rows} rows from row {first_row} on".format(**facts["unit"])
+            raise self._damaged(unit, folder, why)
+        return facts, file
+
+    def _damaged(self, unit: Unit, folder: Path, why: str) -> StorageError:
+        fix = f"remove {self.output.partial / unit.name}: the same command answers its rows again"
+        return StorageError(f"{folder / unit.name} is not what was committed", why, fix)
 
     @property
     def rejects(self) -> Path:
@@ -190,22 +237,25 @@ class Parts:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise StorageError(
-                f"{self._engine} is damaged", str(error), "start again: --no-resume"
-            ) from error
+            fix = "remove it: the next engine derives it again"
+            raise StorageError(f"{self._engine} is damaged", str(error), fix) from error
 
     def settle(self, facts: Mapping[str, Any], *, replace_it: bool = False) -> dict[str, Any]:
         """Write down what engines are to do, unless another process was first; return what holds."""
-        if replace_it:
-            _write_json(self._engine, facts)
-        else:
+        with writing(self._engine):
+            if replace_it:
+                _write_json(self._engine, facts)
+                return self.settled()
             temporary = self._engine.with_name(f"{self._engine.name}.tmp-{os.getpid()}")
             temporary.write_text(_to_json(facts))
             try:
-                with suppress(FileExistsError):
-                    os.link(temporary, self._engine)
+                os.link(temporary, self._engine)
+            except FileExistsError:
+                pass
+            except OSError:  # There are file systems without links: the last one is as good as the first.
+                os.replace(temporary, self._engine)
             finally:
-                temporary.unlink()
+                temporary.unlink(missing_ok=True)
         return self.settled()
 
     def commit(self, unit: Unit, table: pa.Table, rejects: pa.Table | None, facts: Mapping[str, Any]) -> None:
@@ -217,15 +267,14 @@ class Parts:
             rejects: Its rejected queries; None: there are none.
             facts: What its file says beside them: `counts`, and any text.
         """
-        digest = {"digest": self.output.digest}
+        ours = {"digest": self.output.digest, "unit": unit.place}
         if rejects is None:
             (self.rejects / unit.name).unlink(missing_ok=True)  # Of an attempt that went otherwise.
         else:
             with replacing(self.rejects / unit.name) as temporary:
-                pq.write_table(rejects.replace_schema_metadata(_metadata(digest)), temporary)
-        metadata = _metadata({**facts, **digest})
+                write_sealed(temporary, rejects, ours, {})
         with replacing(self.output.partial / unit.name) as temporary:
-            pq.write_table(table.replace_schema_metadata(metadata), temporary, **ENCODING)
+            write_sealed(temporary, table, {**facts, **ours}, ENCODING)
 
     @property
     def _engine(self) -> Path:
@@ -245,42 +294,36 @@ class Parts:
                 self._merge_answers(units, temporary, summary)
             _discard(partial)
             return
-        _write_json(partial / "_grinf" / "summary.json", summary)
-        (partial / "_grinf" / "lock").unlink()
-        old = path.with_name(f"{path.name}.old-{os.getpid()}")
+        if strangers := _strangers(partial, [unit.name for unit in units]):
+            why = "the finished folder would hold it"
+            raise StorageError(f"{partial / strangers[0]} is not of the job", why, f"move it away; {GOES_ON}")
+        for name, facts in (("manifest", self.output.manifest), ("summary", summary)):
+            _write_json(partial / "_grinf" / f"{name}.json", facts)
         if path.exists():
-            path.rename(old)
+            _discard(partial / REPLACED)
+            path.rename(partial / REPLACED)
         publish(partial, path)
-        shutil.rmtree(old, ignore_errors=True)
+        (path / "_grinf" / "lock").unlink()
+        _discard(path / REPLACED)
 
     def _merge_answers(self, units: Sequence[Unit], path: Path, summary: Mapping[str, Any]) -> None:
-        files = [self.output.partial / unit.name for unit in units]
-        facts = {**_file_facts(files[0]), "manifest": self.output.manifest, "summary": summary}
-        del facts["counts"]
-        rows = _merge(files, path, facts, ENCODING)
-        if rows != sum(unit.num_rows for unit in units):
-            raise StorageError(f"{self.output.partial} holds {rows:,} rows", "a file in it was changed")
+        first, _ = self._open(units[0], self.output.partial)
+        facts = {**first, "manifest": self.output.manifest, "summary": summary}
+        del facts["counts"], facts["unit"]
+        merge(self._tables(units, self.output.partial), path, facts, ENCODING)
 
     def _merge_rejects(self, units: Sequence[Unit]) -> None:
         """Put the rejected queries into one file, beside the output that does not exist yet."""
-        files = [file for unit in units if (file := self.rejects / unit.name).exists()]
-        if not files:
+        units = [unit for unit in units if (self.rejects / unit.name).exists()]
+        if not units:
             self.output.rejects.unlink(missing_ok=True)  # Of an output that is replaced.
             return
         with replacing(self.output.rejects) as temporary:
-            _merge(files, temporary, {"digest": self.output.digest}, {})
+            merge(self._tables(units, self.rejects), temporary, {"digest": self.output.digest}, {})
 
-
-def _merge(files: Sequence[Path], path: Path, facts: Mapping[str, Any], encoding: Mapping[str, Any]) -> int:
-    """Copy files of one schema into one, a row group each, and return the rows."""
-    rows = 0
-    schema = pq.read_schema(files[0]).with_metadata(_metadata(facts))
-    with pq.ParquetWriter(path, schema, **encoding) as writer:
-        for file in files:
-            table = pq.ParquetFile(file).read()
-            writer.write_table(table, row_group_size=len(table))
-            rows += len(table)
-    return rows
+    def _tables(self, units: Sequence[Unit], folder: Path) -> Iterator[pa.Table]:
+        for unit in units:
+            yield self._open(unit, folder)[1].read()
 
 
 def _hold(lock: TextIO, partial: Path) -> None:
@@ -302,21 +345,6 @@ def _hold(lock: TextIO, partial: Path) -> None:
     lock.flush()
 
 
-def _file_facts(path: Path) -> dict[str, Any]:
-    """What we wrote into the metadata of a parquet file; empty: nothing, or there is no readable file."""
-    try:
-        metadata = pq.read_metadata(path).metadata or {}
-    except (OSError, pa.ArrowException):
-        return {}
-    texts = {key.decode(): text.decode() for key, text in metadata.items() if key.startswith(b"grinf.")}
-    ours = {key.removeprefix(PREFIX): text for key, text in texts.items()}
-    return {key: json.loads(text) if key in NESTED else text for key, text in ours.items()}
-
-
-def _metadata(facts: Mapping[str, Any]) -> dict[str, str]:
-    return {PREFIX + key: json.dumps(value) if key in NESTED else value for key, value in facts.items()}
-
-
 def _folder_facts(path: Path) -> dict[str, Any]:
     """What `_grinf` says of a folder; what is damaged there says nothing."""
     facts: dict[str, Any] = {}
@@ -328,23 +356,26 @@ def _folder_facts(path: Path) -> dict[str, Any]:
 
 
 def _is_rejects(path: Path) -> bool:
-    facts = _file_facts(path)
+    facts = facts_of(path)
     return "digest" in facts and "manifest" not in facts
 
 
-def _strangers(folder: Path) -> list[str]:
-    """Files in a finished folder that no job has written."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    return [name for name in names if name != "_grinf" and not fnmatch(name, "unit-*.parquet")]
+def _strangers(folder: Path, names: Sequence[str] = ()) -> list[str]:
+    """What is in a finished folder that no job has written; or where there are names, what is not named."""
+    found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    ours = [name for name in found if name in names or (not names and _UNIT.fullmatch(name))]
+    return [name for name in found if name not in ("_grinf", *ours)]
 
 
-def _discard(partial: Path) -> None:
-    """Remove a folder of parts, last what says that it is one: a kill leaves nothing in the way."""
-    if not (partial / "_grinf").is_dir():
-        return
-    for path in partial.glob("unit-*"):
-        path.unlink(missing_ok=True)
-    shutil.rmtree(partial, ignore_errors=True)
+def _discard(folder: Path) -> None:
+    """Remove a folder of units, last what says that it is one: a kill leaves nothing in the way."""
+    if (folder / "_grinf").is_dir():
+        for path in folder.iterdir():
+            if _UNIT.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        shutil.rmtree(folder / "_grinf", ignore_errors=True)
+    with suppress(OSError):  # There is something of someone else in it.
+        folder.rmdir()
 
 
 def _is_there(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """Everything about a recall job that is known, and can be refused, before weights are read."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from grinf.backend.interface import EngineOptions
 from grinf.config.settings import RecallSettings
 from grinf.errors import UsageError
 from grinf.jobs.extras import require
-from grinf.jobs.outputs import refuse_inputs
+from grinf.jobs.outputs import place, refuse_inputs
 from grinf.jobs.recall.answers import output_schema
 from grinf.jobs.recall.columns import Columns, pick_columns
 from grinf.jobs.recall.filters import Filters
@@ -113,8 +114,7 @@ def make_plan(settings: RecallSettings) -> Plan:
     columns = pick_columns(
         queries, settings.input_column, settings.truth_column, settings.allow_column, settings.deny_column
     )
-    path = settings.output or default_output(settings.input[0])
-    _check_output(path, queries, settings.input)
+    path = _place(settings.output or default_output(settings.input[0]), queries, settings.input)
     read_config(settings.model)
     is_needed = settings.trie is not None and (settings.constrained or columns.kind == "history")
     catalogue = Trie.open(settings.trie) if is_needed and settings.trie else None
@@ -129,7 +129,7 @@ def make_plan(settings: RecallSettings) -> Plan:
     field = queries.schema.field
     truth = SidLookup(columns.truth, field(columns.truth).type, trie, levels) if columns.truth else None
     return Plan(
-        settings=settings,
+        settings=settings.model_copy(update={"output": path}),
         queries=queries,
         columns=columns,
         units=plan_units([file.row_groups for file in queries.files], settings.unit_rows, settings.limit),
@@ -164,11 +164,21 @@ def _levels(options: EngineOptions, trie: Trie | None) -> int:
     return sid_levels(options, trie)
 
 
-def _check_output(path: Path, queries: Queries, inputs: Sequence[Path]) -> None:
-    if not path.name:
-        raise UsageError(f"--output {path} has no name", fix="name a new folder, or FILE.parquet")
+def _place(output: Path, queries: Queries, inputs: Sequence[Path]) -> Path:
+    """Where the output and what is beside it can be; see `place`."""
+    fix = "name a new folder, or FILE.parquet"
+    if output.name in ("", ".."):
+        raise UsageError(f"--output {output} has no name", fix=fix)
+    path = place(output, "--output")
+    if {output.suffix, path.suffix} > {".parquet"}:
+        why = f"the link leads to {path}, and only one of them is the name of a parquet file"
+        raise UsageError(f"--output {output} may be a file or a folder", why, fix)
+    if os.path.ismount(path):
+        why = "a finished output takes its place by a rename, which that cannot be"
+        raise UsageError(f"--output {path} is a mount point", why, "name a new folder in it")
     written = [path, Output(path, {}).rejects, path / "unit.parquet"]
     refuse_inputs(written, [file.path for file in queries.files], inputs, "--output")
+    return path
 
 
 def _search_space(

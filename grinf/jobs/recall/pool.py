@@ -197,5 +197,5 @@ def _work(
     with open_runner(plan, Parts(plan.output), total, on_progress) as run:
         send((progress, True))
         while True:
-            run(*inbox.get())
+            run(*inbox.get())()
             send((progress, True))

@@ -162,7 +162,7 @@ class UnitRunner:
         with begun.open("ab") as file:
             deaths = file.tell()
             file.write(b".")
-        self._runner(unit, refusal(unit, deaths))
+        self._runner(unit, refusal(unit, deaths))()
         begun.unlink()
 
     def _open(self) -> None:

@@ -1,13 +1,17 @@
 """Room on the disk: how much a job will still write, and what to say when it is not there."""
 
 import errno
-import os
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from grinf.errors import StorageError
-from grinf.jobs.recall.output import Output
+from grinf.jobs.recall.output import REJECTS, Output
 from grinf.jobs.recall.signals import GOES_ON
 from grinf.jobs.recall.units import Unit
 
@@ -19,14 +23,31 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def needed_bytes(output: Output, units: Sequence[Unit]) -> int | None:
     """Bytes that a job will still write, judged by the units that it has committed; None: there are none."""
-    sizes = [output.committed_bytes(unit) for unit in units]
-    rows = sum(unit.num_rows for unit, size in zip(units, sizes, strict=True) if size)
-    total = sum(unit.num_rows for unit in units)
-    if not rows:
+    done = [unit for unit in units if (output.partial / unit.name).exists()]
+    if not done:
         return None
+    files = [folder / unit.name for unit in done for folder in (output.partial, output.partial / REJECTS)]
+    on_disk, of_rows, merged = np.sum([_sizes(path) for path in files], 0).tolist()
+    rows, units_left = sum(unit.num_rows for unit in done), len(units) - len(done)
+    rows_left = sum(unit.num_rows for unit in units) - rows
+
+    def left(size: int) -> int:
+        """What the units to come add to a size: so much each, and so much for each row."""
+        return units_left * (size - of_rows) // len(done) + rows_left * of_rows // rows
+
     # A single file is made beside the units that it is made of.
-    to_write = total - rows + (total if output.is_file else 0)
-    return to_write * sum(sizes) // rows
+    return left(on_disk) + (merged + left(merged) if output.is_file else 0)
+
+
+def _sizes(path: Path) -> tuple[int, int, int]:
+    """Bytes of a unit's file, if it is there: on the disk, of its rows, what a merged file has of it."""
+    try:
+        found, footer = path.stat(), pq.read_metadata(path)
+    except (OSError, pa.ArrowException):  # Damaged: told where it is read.
+        return 0, 0, 0
+    notes = sum(len(key) + len(text) for key, text in (footer.metadata or {}).items())
+    on_disk = max(found.st_size, found.st_blocks * 512)
+    return on_disk, found.st_size - footer.serialized_size, found.st_size - notes
 
 
 def check_space(output: Output, units: Sequence[Unit]) -> str:
@@ -44,7 +65,7 @@ def check_space(output: Output, units: Sequence[Unit]) -> str:
 
 @contextmanager
 def explaining_full_disk(output: Output, units: Sequence[Unit]) -> Generator[None]:
-    """Tell how much room is missing when a write finds none, or the disk fails.
+    """Tell how much room is missing when a write finds none, or that a write failed otherwise.
 
     Raises:
         StorageError: In place of the OSError.
@@ -52,14 +73,14 @@ def explaining_full_disk(output: Output, units: Sequence[Unit]) -> Generator[Non
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL | {errno.EIO}:
-            raise
-        place, reason = output.partial, os.strerror(error.errno)
-        what = f"no space left for {place}" if error.errno in _FULL else f"writing to {place} failed"
+        place, reason = output.partial, error.strerror or str(error)
+        if error.errno not in _FULL:
+            fix = f"check the disk and the permissions: {GOES_ON}"
+            raise StorageError(f"writing to {place} failed", reason, fix) from error
         need = needed_bytes(output, units)
-        size = f": about {format_bytes(need)} more are needed" if need and error.errno in _FULL else ""
-        fix = f"free some space: {GOES_ON}" if error.errno in _FULL else f"check the disk: {GOES_ON}"
-        raise StorageError(what, f"{reason}{size}", fix) from error
+        size = f": about {format_bytes(need)} more are needed" if need else ""
+        fix = f"free some space: {GOES_ON}"
+        raise StorageError(f"no space left for {place}", f"{reason}{size}", fix) from error
 
 
 def format_bytes(number: int) -> str:

@@ -28,6 +28,11 @@ class Unit:
         """File that holds the unit's answers."""
         return f"unit-{self.index:06d}.parquet"
 
+    @property
+    def place(self) -> dict[str, int]:
+        """Which rows it is of, as its file says."""
+        return {"index": self.index, "first_row": self.first_row, "rows": self.num_rows}
+
 
 def plan_units(row_groups: Sequence[Sequence[int]], most_rows: int, limit: int | None = None) -> list[Unit]:
     """Cut the input into units; the same files always give the same units.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grinf.errors import RejectsError, StoppedError, StorageError
+from grinf.errors import RejectsError, StoppedError
 from grinf.jobs.recall.output import Parts
 from grinf.jobs.recall.plan import Plan
 from grinf.jobs.recall.signals import EXIT_CODES, GOES_ON, Signals
@@ -64,17 +64,14 @@ class Watch:
             RejectsError: Too many queries were rejected.
             StorageError: The rest cannot fit on the disk.
         """
-        facts = self._parts.read(unit)
-        if facts is None:
-            raise StorageError(f"{unit.name} in {self._parts.output.partial} is gone", "it was committed")
-        self._count(facts["counts"])
+        self._count(self._parts.committed(unit)["counts"])
         settled = self._parts.settled()
         if settled.get("is_halved") and not self._is_halved:
             self._is_halved = True
             budget = f"{settled['max_batch']} queries, {settled['max_batch_tokens']} prompt tokens"
             self.say(f"memory ran out: from now on a batch is half as large, {budget}")
         self.check()
-        if not self._has_space:
+        if not self._has_space and self._rows >= max(unit.num_rows for unit in self._plan.units):
             self._has_space = True
             if warning := check_space(self._parts.output, self._plan.units):
                 self.say(warning)

@@ -78,8 +78,13 @@ class UnitWorker:
         self._total, self._on_progress = total, on_progress
         self._progress = _Progress()
 
-    def answer(self, unit: Unit, queries: pa.Table, refusal: RowError | None = None) -> Answered:
+    def answer(
+        self, unit: Unit, queries: pa.Table, refusal: RowError | None = None
+    ) -> Callable[[], Answered]:
         """Answer the rows of a unit; every one with `refusal`, if there is one.
+
+        Returns:
+            Makes the tables, without the engine: while that answers the next unit, in another thread.
 
         Raises:
             RowError: A query without an answer, with `--on-error fail`.
@@ -92,7 +97,7 @@ class UnitWorker:
             self._progress = before  # The attempt counts for nothing.
             raise
 
-    def _answer(self, unit: Unit, queries: pa.Table, refusal: RowError | None) -> Answered:
+    def _answer(self, unit: Unit, queries: pa.Table, refusal: RowError | None) -> Callable[[], Answered]:
         plan, settings = self._plan, self._plan.settings
         refused = None if refusal is None else [refusal] * len(queries)
         prompts = refused or plan.prompter(queries[plan.columns.input])
@@ -104,11 +109,15 @@ class UnitWorker:
             for error in filter(None, errors):
                 raise error
         kept = None if filters is None else filters.kept
-        answers = gather(outcomes, plan.levels, settings.top_k, plan.trie, settings.expand, kept)
-        table = to_table(unit, queries, plan.columns, answers, errors, plan.schema)
-        truth, unknown = (truth, 0) if filters is None else (filters.truth, filters.unknown)
-        counts = self._count(unit, truth, answers, errors) | _sid_mass(outcomes) | {"unknown_items": unknown}
-        return Answered(table, to_rejects(unit, queries, errors), counts)
+        seen, unknown = (truth, 0) if filters is None else (filters.truth, filters.unknown)
+
+        def finish() -> Answered:
+            answers = gather(outcomes, plan.levels, settings.top_k, plan.trie, settings.expand, kept)
+            table = to_table(unit, queries, plan.columns, answers, errors, plan.schema)
+            counts = self._count(unit, seen, answers, errors) | _sid_mass(outcomes)
+            return Answered(table, to_rejects(unit, queries, errors), counts | {"unknown_items": unknown})
+
+        return finish
 
     def _serve(self, prompts: Sequence[Prompt], filters: UnitFilters | None) -> list[RecallResult | RowError]:
         """Run the engine over a unit, longest prompts first, so that a batch holds like lengths."""
