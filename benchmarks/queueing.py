@@ -21,7 +21,7 @@ from grinf.state.request import Request
 
 STEP_MS = {100: (0.85, 2.0), 500: (0.87, 2.03), 1000: (0.95, 2.2)}
 """Prompt tokens -> milliseconds of a decode step, and of each request in it."""
-PREFILL_MS, TOKEN_MS = 1.8, 2.6e-3
+PREFILL_MS, TOKEN_MS = 1.8, 2.3e-3
 HOST_MS, TRANSFER_MS, SLA_MS = 0.3, 0.4, 100.0
 SEEDS, ARRIVALS = 3, 3000
 
