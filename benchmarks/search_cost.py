@@ -16,6 +16,9 @@ import numpy as np
 from benchmarks.throughput import say
 from grinf.config.load import resolve
 from grinf.config.settings import BenchSettings
+from grinf.jobs.bench.engines import sim_server
+from grinf.jobs.bench.likely import served_ms
+from grinf.jobs.bench.sim import BatchServer
 from grinf.jobs.bench.sweep import run_bench
 
 SERVERS = [
@@ -30,28 +33,17 @@ SERVERS = [
 ARRIVALS = 200_000
 
 
-def true_rate(law: dict[str, float], limit_ms: float) -> float:
+def true_rate(server: BatchServer, limit_ms: float) -> float:
     """Rate at which 1 % of the requests of a long run exceed the limit."""
-    gaps, most = np.random.default_rng(12345).exponential(size=ARRIVALS), int(law["max_batch"])
-    high = 1e3 * most / (law["base"] + most * law["per_req"])
+    gaps, most = np.random.default_rng(12345).exponential(size=ARRIVALS), server.max_batch
+    base_ms, each_ms = server.base_ns / 1e6, server.per_request_ns / 1e6
+    high = 1e3 * most / (base_ms + most * each_ms)
     low = high / 100
     while high / low > 1.004:
         rate = (low * high) ** 0.5
-        arrival, missed, served, now = np.cumsum(gaps) / rate * 1e3, 0, 0, 0.0
-        while served < ARRIVALS:
-            now = max(now, float(arrival[served]))
-            end = min(served + most, int(np.searchsorted(arrival, now, side="right")))
-            now += law["base"] + law["per_req"] * (end - served)
-            missed += int((now - arrival[served:end] > limit_ms).sum())
-            served = end
+        missed = int((served_ms(np.cumsum(gaps) / rate * 1e3, base_ms, each_ms, most) > limit_ms).sum())
         low, high = (rate, high) if missed <= 0.01 * ARRIVALS else (low, rate)
     return low
-
-
-def milliseconds(text: str) -> float:
-    """Read the duration or count of a server's part."""
-    units = {"ms": 1.0, "us": 1e-3}
-    return float(text[:-2]) * units[text[-2:]] if text[-2:] in units else float(text)
 
 
 def main() -> None:
@@ -61,8 +53,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     arguments = parser.parse_args()
     for server, limit_ms in SERVERS:
-        law = {name: milliseconds(value) for name, value in (part.split("=") for part in server.split(","))}
-        truth, errors = true_rate(law, limit_ms), list[float]()
+        truth, errors = true_rate(sim_server(f"sim:{server}"), limit_ms), list[float]()
         requests, seconds = Counter[str](), Counter[str]()
         for seed in range(arguments.seeds):
             with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,17 @@
 // Attention of one warpgroup on Hopper: 64 query rows in registers against keys and values in shared memory.
 //
-// Included after hopper.cuh and the constant HEAD_DIM (64, 128). A tile is 128 rows of HEAD_DIM elements, in panels of
-// 64 columns under the 128-byte swizzle. A thread holds two rows of its warpgroup's 64: element i of an accumulator is
-// row row_of(i), column column_of(i). Weights are rounded to elem for the tensor cores, sums are fp32.
+// Included after hopper.cuh. Constants: HEAD_DIM (64, 128), GROUP (query heads of a key-value head). A tile is 128 rows
+// of HEAD_DIM elements, in panels of 64 columns under the 128-byte swizzle. A thread holds two rows of its warpgroup's
+// 64: element i of an accumulator is row row_of(i), column column_of(i). Weights are rounded to elem for the tensor
+// cores, sums are fp32.
 // Source: online softmax (Milakov and Gimelshein, 2018) in the loop of FlashAttention-3 (Shah et al., 2024).
+
+#ifndef HEAD_DIM
+#define HEAD_DIM 128
+#endif
+#ifndef GROUP
+#define GROUP 2
+#endif
 
 constexpr int ROWS = 128;                    // rows of a tile
 constexpr int PANEL = ROWS * 128;            // bytes of 64 columns

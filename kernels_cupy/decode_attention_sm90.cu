@@ -34,18 +34,11 @@
 
 #include "common.cuh"
 #include "hopper.cuh"
+#include "attention_sm90.cuh"
 
-#ifndef HEAD_DIM
-#define HEAD_DIM 128
-#endif
-#ifndef GROUP
-#define GROUP 2
-#endif
 #ifndef PAGE_SIZE
 #define PAGE_SIZE 64
 #endif
-
-#include "attention_sm90.cuh"
 
 constexpr int BEAMS = 64 / GROUP;                         // beams of a warpgroup
 constexpr int BOX = PAGE_SIZE < ROWS ? PAGE_SIZE : ROWS;  // keys of one TMA copy; a context block has ROWS keys

@@ -20,14 +20,6 @@
 
 #include "common.cuh"
 #include "hopper.cuh"
-
-#ifndef HEAD_DIM
-#define HEAD_DIM 128
-#endif
-#ifndef GROUP
-#define GROUP 2
-#endif
-
 #include "attention_sm90.cuh"
 
 constexpr int TOKENS = ROWS / GROUP;  // of a tile

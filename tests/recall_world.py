@@ -1,6 +1,6 @@
 """A tiny retriever for the tests of `grinf recall`: a random Qwen3, its tokenizer, a catalogue, a trie."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,16 @@ CHAT = (
 
 def ignore(stage: str, done: int, total: int | None) -> None:
     """Progress that nobody looks at."""
+
+
+def stop_after(queries: int) -> Callable[[str, int, int | None], None]:
+    """A progress callback that ends the job in the middle of a unit."""
+
+    def on_progress(stage: str, done: int, total: int | None) -> None:
+        if stage == "queries" and done == queries:
+            raise KeyboardInterrupt
+
+    return on_progress
 
 
 def write(path: Path, columns: Mapping[str, Any], row_group_size: int | None = None) -> Path:

@@ -15,20 +15,12 @@ import pytest
 from grinf.errors import StorageError, UsageError
 from grinf.jobs.recall import output, run_recall, space
 from grinf.jobs.recall.plan import make_plan
-from tests.recall_world import World, draw_prompts, ignore, make_world, write
+from tests.recall_world import World, draw_prompts, ignore, make_world, stop_after, write
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return make_world(tmp_path_factory.mktemp("recall_files"))
-
-
-def stop_after(queries: int) -> Callable[[str, int, int | None], None]:
-    def on_progress(stage: str, done: int, total: int | None) -> None:
-        if stage == "queries" and done == queries:
-            raise KeyboardInterrupt
-
-    return on_progress
 
 
 QUERIES = {

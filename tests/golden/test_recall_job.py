@@ -22,7 +22,7 @@ from grinf.jobs.recall.engines import Engines
 from grinf.jobs.recall.plan import make_plan
 from grinf.jobs.recall.units import Unit
 from grinf.jobs.recall.worker import UnitWorker
-from tests.recall_world import World, ignore, make_world, write
+from tests.recall_world import World, ignore, make_world, stop_after, write
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +32,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 def rows_of(path: Path) -> list[dict]:
     return pq.read_table(path).to_pylist()
-
-
-def stop_after(queries: int) -> Callable[[str, int, int | None], None]:
-    """A progress callback that ends the job in the middle of a unit."""
-
-    def on_progress(stage: str, done: int, total: int | None) -> None:
-        if stage == "queries" and done == queries:
-            raise KeyboardInterrupt
-
-    return on_progress
 
 
 # Rejected rows.

@@ -31,7 +31,7 @@ def likely_rate(
     base_ms, gaps = full_ms - max_batch * each_ms, np.random.default_rng(0).exponential(size=ARRIVALS)
 
     def keeps(rate: float) -> bool:
-        e2e_ms = _served(np.cumsum(gaps) * 1e3 / rate, base_ms, each_ms, max_batch)
+        e2e_ms = served_ms(np.cumsum(gaps) * 1e3 / rate, base_ms, each_ms, max_batch)
         misses = [int((e2e_ms > sla.limit_ns / 1e6).sum()) for sla in slas]
         return meets(slas, ARRIVALS, misses, latencies(e2e_ms))
 
@@ -42,7 +42,7 @@ def likely_rate(
     return low
 
 
-def _served(arrival_ms: np.ndarray, base_ms: float, each_ms: float, max_batch: int) -> np.ndarray:
+def served_ms(arrival_ms: np.ndarray, base_ms: float, each_ms: float, max_batch: int) -> np.ndarray:
     """Latency of each arrival at the batch server, ms."""
     e2e_ms, served, now = np.empty_like(arrival_ms), 0, 0.0
     while served < len(arrival_ms):
