@@ -18,6 +18,7 @@
 
 #define DEVICE __device__ __forceinline__
 
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 

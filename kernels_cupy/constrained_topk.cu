@@ -14,7 +14,7 @@
 //   grinf_group_children     grid (any, B), block 128: maxima of groups and leaf groups; blocks stride over the groups
 //   grinf_pick_groups        grid (B), block 1024: the leaf groups that matter, and a floor for their candidates
 //   grinf_rescan_children    grid (ceil(P / 4), B), block 128: the candidates of those leaf groups above the floor
-//   grinf_finish_selection   grid (B), block 1024
+//   grinf_finish_selection   grid (any, B), block 1024: survivors in order; blocks stride over them
 //
 // Layouts:
 //   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, child rank); null: no cut)
@@ -290,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
     grinf_finish_selection(CHILDREN_PARAMS, const u64* survivors, const int* num_survivors, const int* next_width,
                            const float* margin, const int* min_width, const int* token, int width, int max_picked,
                            float* out_score, int* out_parent, int* out_token, int* out_node, int* out_count) {
-    const int b = blockIdx.x;
+    const int b = blockIdx.y;
     const Children children = CHILDREN_OF(b);
     const size_t row = static_cast<size_t>(b) * width;
     const Beams out = {out_score + row, out_parent + row, out_token + row, out_node + row, out_count + b};

@@ -18,6 +18,7 @@ from kernels_cupy.selection import (
     Trie,
     allocate,
     check_widths,
+    finish_blocks,
     max_picked,
     new_beams,
     pointers,
@@ -186,7 +187,7 @@ class _Search:
         work, limits = self.work, self.limits
         out = new_beams(self.batch, limits.width, self.trie.code.device)
         self._launch(
-            "grinf_finish_selection", (self.batch,), SELECT_THREADS,
+            "grinf_finish_selection", (finish_blocks(self.batch), self.batch), SELECT_THREADS,
             *self.children, *pointers(work, "survivors", "num_survivors"),
             ptr(limits.next_width), ptr(limits.margin), ptr(limits.min_width), ptr(self.trie.token),
             i32(limits.width), i32(self.max_picked), *out.pointers(),

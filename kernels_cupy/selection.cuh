@@ -194,54 +194,6 @@ DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
     return {low, greatest, found};
 }
 
-// A warp's values, largest in lane 0: a bitonic network of shuffles.
-DEVICE u64 warp_sort(u64 mine) {
-    const int lane = threadIdx.x % WARP_SIZE;
-    for (int run = 2; run <= WARP_SIZE; run *= 2) {
-        for (int stride = run / 2; stride > 0; stride /= 2) {
-            const u64 other = __shfl_xor_sync(FULL_MASK, mine, stride);
-            const bool larger = ((lane & stride) == 0) == ((lane & run) == 0);
-            mine = (mine > other) == larger ? mine : other;
-        }
-    }
-    return mine;
-}
-
-// Sort the first `found` values in shared memory, MAX_WIDTH at most, distinct and not 0, largest first. Sorted runs, a
-// warp's at first, are merged in pairs: a value goes behind those of its own run before it and those of the other run
-// above it, which a binary search counts.
-DEVICE void sort_descending(u64* value, u32 found) {
-    constexpr int ITEMS = MAX_WIDTH / SELECT_THREADS;
-#pragma unroll
-    for (int j = 0; j < ITEMS; ++j) {
-        const u32 at = j * SELECT_THREADS + threadIdx.x;
-        if (j * SELECT_THREADS >= found) break;
-        const u64 mine = warp_sort(at < found ? value[at] : 0);
-        if (at < found) value[at] = mine;
-    }
-    for (u32 run = WARP_SIZE; run < found; run *= 2) {
-        u64 mine[ITEMS];
-        u32 to[ITEMS];
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < ITEMS; ++j) {
-            const u32 at = j * SELECT_THREADS + threadIdx.x;
-            if (at >= found) break;
-            const u32 pair = at & ~(2 * run - 1), other = pair + ((at & run) ^ run);
-            const u32 length = found > other ? min(run, found - other) : 0;
-            mine[j] = value[at];
-            to[j] = pair + (at & (run - 1));
-            for (u32 step = run, above = 0; step > 0; step /= 2)
-                if (above + step <= length && value[other + above + step - 1] > mine[j]) above += step, to[j] += step;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int j = 0; j < ITEMS; ++j)
-            if (j * SELECT_THREADS + threadIdx.x < found) value[to[j]] = mine[j];
-    }
-    __syncthreads();
-}
-
 // --- the steps of a selection
 
 // Write `candidate` of every lane that has one (not 0) behind the survivors; the whole warp calls.
@@ -314,42 +266,89 @@ struct Beams {
     int* token;
     int* node;
     int* count;
+
+    DEVICE void write(u32 row, float beam_score, int beam_parent, int beam_token, int beam_node) const {
+        score[row] = beam_score, parent[row] = beam_parent, token[row] = beam_token, node[row] = beam_node;
+    }
 };
 
-// Choose and sort the best of a request's n survivors, drop those below the margin, and write all `width` rows.
-// decode(position, parent, token, node) says what stands at a position. Mostly all survivors fit into shared memory,
-// and sorting them is all there is to do.
+// How many of the n candidates in shared memory score within `margin` of the best.
+DEVICE u32 count_within(float margin, const u64* list, u32 n, Scratch& s) {
+    const int lane = threadIdx.x % WARP_SIZE;
+    u32 best = 0, within = 0;
+    if (threadIdx.x == 0) s.bin = 0, s.counter = 0;
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < n; i += SELECT_THREADS) best = max(best, candidate_key(list[i]));
+    best = __reduce_max_sync(FULL_MASK, best);
+    if (lane == 0) atomicMax(&s.bin, best);
+    __syncthreads();
+    const float bottom = __fsub_rn(key_score(s.bin), margin);
+    for (u32 i = threadIdx.x; i < n; i += SELECT_THREADS) within += key_score(candidate_key(list[i])) >= bottom;
+    within = __reduce_add_sync(FULL_MASK, within);
+    if (lane == 0) atomicAdd(&s.counter, within);
+    __syncthreads();
+    return s.counter;
+}
+
+// Which of a request's blocks ranks a candidate: any rule does on which they agree and that loads them alike.
+DEVICE u32 block_of(u64 candidate) { return (candidate_position(candidate) * 0x9e3779b1u >> 16) % gridDim.x; }
+
+// Order the best of a request's n survivors, drop those below the margin, and write all `width` rows, by any number of
+// blocks. decode(position, parent, token, node) says what stands at a position.
+//
+// Nothing is sorted: the row of a survivor is the number of survivors above it. Every block lists all of them in shared
+// memory, and counts for its own, one a lane, with a share of the list for each warp. Where they do not fit, every
+// block cuts the list first.
 template <class Decode>
 DEVICE void finish_selection(const u64* survivors, u32 n, u32 want, float margin, u32 min_width, int width, Beams out,
                              Decode decode) {
     __shared__ Scratch s;
-    __shared__ u64 best[MAX_WIDTH];
+    __shared__ __align__(16) u64 list[MAX_WIDTH];
+    __shared__ u32 num_own, rank[WARP_SIZE];
+    static_assert(sizeof(s.bins) >= MAX_WIDTH * sizeof(u16));
+    u16* own = reinterpret_cast<u16*>(s.bins);  // places in the list; the bins are free once the list is cut
+    const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const auto survivor = [&](u32 i) { return survivors[i]; };
     u64 least = 1;
     if (n > MAX_WIDTH) least = kth_largest<SELECT_THREADS>(n, survivor, want, s).least;
-    if (threadIdx.x == 0) s.counter = 0;
+    if (threadIdx.x == 0) s.counter = num_own = 0;
+    if (warp == 0) rank[lane] = 0;
     __syncthreads();
     for_each<SELECT_THREADS>(n, survivor, [&](u64 v) {
-        if (v >= least) best[atomicAdd(&s.counter, 1u)] = v;
+        if (v < least) return;
+        const u32 at = atomicAdd(&s.counter, 1u);
+        list[at] = v;
+        if (block_of(v) == blockIdx.x) own[atomicAdd(&num_own, 1u)] = at;
     });
     __syncthreads();
     const u32 found = s.counter;
-    sort_descending(best, found);
+    if (threadIdx.x == 0 && found % 2 == 1) list[found] = 0;  // the list is read in pairs
+    __syncthreads();
     u32 count = min(want, found);
-    if (count > 0 && margin < __int_as_float(0x7f800000)) {
-        const float bottom = __fsub_rn(key_score(candidate_key(best[0])), margin);
-        if (threadIdx.x == 0) s.counter = 0;
+    if (margin < __int_as_float(0x7f800000))
+        count = min(count, max(count_within(margin, list, found, s), min_width));
+    for (u32 start = 0; start < num_own; start += WARP_SIZE) {
+        const u64 mine = start + lane < num_own ? list[own[start + lane]] : 0;
+        u32 above = 0;
+#pragma unroll 4
+        for (u32 i = 2 * warp; i < found; i += 2 * SELECT_THREADS / WARP_SIZE) {
+            const ulonglong2 pair = *reinterpret_cast<const ulonglong2*>(list + i);
+            above += (pair.x > mine) + (pair.y > mine);
+        }
+        atomicAdd(&rank[lane], above);
         __syncthreads();
-        for (u32 i = threadIdx.x; i < count; i += SELECT_THREADS)
-            if (key_score(candidate_key(best[i])) >= bottom) atomicAdd(&s.counter, 1u);
+        if (warp == 0) {
+            const u32 row = rank[lane];
+            rank[lane] = 0;
+            int parent = 0, token = 0, node = 0;
+            if (mine != 0 && row < count) {
+                decode(candidate_position(mine), parent, token, node);
+                out.write(row, key_score(candidate_key(mine)), parent, token, node);
+            }
+        }
         __syncthreads();
-        count = max(s.counter, min(min_width, count));
     }
-    for (u32 i = threadIdx.x; i < width; i += SELECT_THREADS) {
-        int parent = 0, token = 0, node = 0;
-        if (i < count) decode(candidate_position(best[i]), parent, token, node);
-        out.score[i] = i < count ? key_score(candidate_key(best[i])) : NEG_INF;
-        out.parent[i] = parent, out.token[i] = token, out.node[i] = node;
-    }
-    if (threadIdx.x == 0) *out.count = count;
+    for (u32 row = count + blockIdx.x * SELECT_THREADS + threadIdx.x; row < width; row += gridDim.x * SELECT_THREADS)
+        out.write(row, NEG_INF, 0, 0, 0);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *out.count = count;
 }

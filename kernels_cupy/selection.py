@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels_cupy.loader import ptr
+from kernels_cupy.loader import ceil_div, ptr
 
 MAX_WIDTH: Final = 4096
 SELECT_THREADS: Final = 1024
@@ -92,6 +92,11 @@ def new_beams(batch: int, width: int, device: torch.device) -> Beams:
 def max_picked(width: int) -> int:
     """Leaf groups that are looked at again at most: `width` would do, a few more mostly save a selection."""
     return 2 * width
+
+
+def finish_blocks(batch: int) -> int:
+    """Blocks that order one request's survivors: together about as many as a large card has processors."""
+    return ceil_div(128, batch)
 
 
 def check_widths(logits: Tensor, path: Path, limits: Limits) -> None:

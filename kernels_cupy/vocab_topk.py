@@ -17,6 +17,7 @@ from kernels_cupy.selection import (
     Shapes,
     allocate,
     check_widths,
+    finish_blocks,
     max_picked,
     new_beams,
     pointers,
@@ -152,7 +153,7 @@ def select_and_normalise(
     )  # fmt: skip
     out = new_beams(batch, width, logits.device)
     launch(
-        "grinf_finish_selection", (batch,), SELECT_THREADS,
+        "grinf_finish_selection", (finish_blocks(batch), batch), SELECT_THREADS,
         *pointers(work, "survivors", "num_survivors"),
         ptr(limits.next_width), ptr(limits.margin), ptr(limits.min_width),
         i32(columns), i32(width), i32(picked), *out.pointers(),

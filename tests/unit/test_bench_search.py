@@ -3,9 +3,10 @@ import pytest
 from grinf.config.parse import parse_sla
 from grinf.jobs.bench import search
 from grinf.jobs.bench.claim import conclude
+from grinf.jobs.bench.clock import VirtualClock
 from grinf.jobs.bench.likely import likely_rate
 from grinf.jobs.bench.probe import Stage
-from grinf.jobs.bench.sim import BatchServer
+from grinf.jobs.bench.sim import BatchServer, SimEngine
 from tests.bench_world import SERVER, find, true_max_rate, true_rate_of
 
 SEEDS = range(20)
@@ -191,3 +192,15 @@ def test_a_confirmation_ends_with_the_run_that_settles_it():
             ended += [p for p in own if p.record.aborted == "misses"]
     assert ended
     assert all(10 <= p.misses[0] <= 10 + 16 for p in ended)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_host_that_stutters_does_not_lower_the_claim(seed):
+    class StutteringClock(VirtualClock):
+        def sleep_until(self, deadline_ns):
+            stutters = self._now_ns % 20_000_000_000 < 4_000_000_000
+            super().sleep_until(deadline_ns + 5_000_000 * stutters)
+
+    claim, probes = find(seed=seed, preset="quick", engine=SimEngine(SERVER, StutteringClock()))
+    assert any(probe.verdict == "invalid" for probe in probes)
+    assert claim.max_rate == pytest.approx(find(seed=seed, preset="quick")[0].max_rate, rel=0.04)
