@@ -143,8 +143,9 @@ def load_hf_model(options: EngineOptions, device: torch.device) -> Any:
     if path.is_dir():
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
         return model.to(device).eval()
-    raw = json.loads(path.read_text())
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**raw), dtype=dtype).to(device).eval()
+    config = AutoConfig.for_model(**json.loads(path.read_text()))
+    with device:  # where transformers' own random weights, which are not wanted, take no time
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
     draw = random_fetch(options.seed, dtype, device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
