@@ -21,7 +21,9 @@ READ_CONTEXT = ("prefill_attention", "decode_attention", "context_attention")
 """Ops whose time depends on the context's length."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Largest difference to the reference, relative to the largest magnitude of the result."""
-FLUSH_BYTES = 256 << 20
+FLUSH_BYTES, FLUSHES = 256 << 20, 16
+"""Written before each call that is timed: more than the L2 cache holds, and for so long that the host has
+launched all of the call before the device begins it, else its events would time the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,8 @@ def _seconds(call: Callable[[], object], cuda: bool) -> float:
         (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)
     ]
     for start, end in events:
-        flush.zero_()
+        for _ in range(FLUSHES):
+            flush.zero_()
         start.record()
         call()
         end.record()
