@@ -7,37 +7,17 @@ replays is divided by the number of sets. Random data: zeros would let the card 
 """
 
 import argparse
-import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 
 import torch
 
+from benchmarks.timing import graph_us
 from kernels_cupy.decode_attention_sm90 import decode_attention
 from tests.gpu.attention_cases import Case, Inputs, make_inputs
 
 SETS_BYTES = 400 << 20
-REPLAYS = 30
-
-
-def graph_us(calls: Sequence[Callable[[], object]]) -> float:
-    """Median microseconds of one of the calls, replayed together in one graph."""
-    for call in calls:
-        call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return statistics.median(times)
 
 
 def device_us(case: Case) -> float:

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.decode_attention import graph_us
+from benchmarks.timing import graph_us
 from grinf.backend.cuda import prefill_on_hopper
 from grinf.backend.library import flash_prefill_attention
 

@@ -8,14 +8,13 @@ element-wise ops rotate among input sets that together exceed the L2 cache. --pr
 
 import argparse
 import math
-import statistics
 import sys
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from benchmarks.timing import Call, graph_us
 from kernels_cupy import elementwise, path
 from kernels_cupy.constrained_topk import select_constrained
 from kernels_cupy.selection import Beams, Limits, Path, Trie
@@ -23,29 +22,6 @@ from kernels_cupy.vocab_topk import row_logsumexp, select_unconstrained
 
 BEAMS, VOCAB, CODES, HIDDEN, FEATURES, HEADS, HEAD_DIM = 900, 151936, 8192, 1024, 3072, (16, 8), 128
 BASE = 100000  # first column of the codes
-
-Call = Callable[[], object]
-
-
-def graph_us(calls: list[Call], replays: int = 20) -> float:
-    """Median time of one of `calls`, captured together in one graph; a lone call is repeated."""
-    calls = calls * 10 if len(calls) == 1 else calls
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(replays):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(calls))
-    return statistics.median(times)
 
 
 def kernel_times(call: Call) -> str:
