@@ -99,10 +99,8 @@ def compare(
     messages += [f"differs: {line}" for line in found.differences] + found.notes
     if found.geomean is not None:
         messages.append(f"geometric mean of {len(found.rows)} ratios: {found.geomean:.4g}")
-    if any(found.infeasible):
-        messages.append(
-            "points without a rate: {} in the baseline, {} in the candidate".format(*found.infeasible)
-        )
+    if any(counts := found.infeasible):
+        messages.append(f"points without a rate: {counts[0]} in the baseline, {counts[1]} in the candidate")
     data = {"rows": found.rows, "geomean": found.geomean, "infeasible": found.infeasible}
     data |= {"differences": found.differences, "notes": found.notes, "gate": reasons}
     return CommandResult("bench-compare", data, [table], messages, ExitCode.GATE if reasons else ExitCode.OK)
@@ -126,9 +124,8 @@ def kernels(
     columns = list(results[0])
     wrong = any(result["note"].startswith("WRONG") for result in results)
     table = Table("", columns, cells(results, columns))
-    return CommandResult(
-        "bench-kernels", {"results": results}, [table], exit_code=ExitCode.REJECTED if wrong else ExitCode.OK
-    )
+    code = ExitCode.REJECTED if wrong else ExitCode.OK
+    return CommandResult("bench-kernels", {"results": results}, [table], exit_code=code)
 
 
 def _planned(plan: "Plan") -> CommandResult:

@@ -58,8 +58,21 @@ def replaced(old, new):
         (replaced(b'"preset": "smoke"', b'"preset": "smog"'), "preset"),
         (replaced(b'"sla": ["p99:100ms"]', b'"sla": ["p99:100"]'), "has no unit"),
         (replaced(b'"sla": ["p99:100ms"]', b'"sla": []'), "no SLA"),
+        (replaced(b'"sla": ["p99:100ms"]', b'"sla": "p99:100ms"'), "sla: "),
+        (replaced(b'"arrival": "poisson"', b'"arrival": "gamma"'), "arrival: "),
+        (replaced(b'"devices": 1', b'"devices": 0'), "devices: "),
+        (replaced(b'"devices": 1', b'"devices": "2"'), "devices: "),
+        (replaced(b'"concurrency": 1', b'"concurrency": 0'), "concurrency: "),
+        *(
+            (replaced(b'"rate": null', b'"rate": ' + rate), "rate: ")
+            for rate in (b"NaN", b"-5", b"0", b"1e999", b'"fast"')
+        ),
+        (replaced(b'"status": "skipped"', b'"verdict": "skipped"'), "lacks 'status'"),
+        (replaced(b'"status": "skipped"', b'"status": "ok"'), "'ok' is not what its faults say"),
+        (replaced(b'"status": "skipped"', b'"status": 3'), "3 is not what its faults say"),
+        (replaced(b'"faults": []', b'"faults": 5'), "faults: "),
         (replaced(b'"input_len": 100', b'"input_len": "long"'), "input_len"),
-        (replaced(b'"config_hash"', b'"hash"'), "lacks 'config_hash'"),
+        (replaced(b'"config_hash"', b'"hash"'), "config_hash: Field required"),
     ],
 )
 def test_a_damaged_journal_is_told_with_its_line(run, damage, message):
@@ -77,8 +90,20 @@ def test_a_damaged_journal_is_told_with_its_line(run, damage, message):
         assert message in str(told.value)
 
 
-@pytest.mark.parametrize("text", [b"{", b"[]", b"\xff", b"7"])
+ENVIRONMENTS = (
+    b'{"load_average": null}',
+    b'{"cores": "two"}',
+    b'{"gpu_processes": 3}',
+)
+"""JSON, but none of a machine."""
+
+
+@pytest.mark.parametrize("text", [b"{", b"[]", b"\xff", b"7", *ENVIRONMENTS])
 def test_a_damaged_environment_is_told(run, text):
+    journal = run.path / "journal.jsonl"
+    if text in ENVIRONMENTS:  # A simulated engine runs on no machine.
+        journal.write_bytes(journal.read_bytes().replace(b'"engine": "sim:"', b'"engine": "grinf"'))
+        journal.write_bytes(journal.read_bytes().replace(b'"point": "sim_', b'"point": "grinf_'))
     (run.path / "env.json").write_bytes(text)
     with pytest.raises(EnvironmentFault, match=r"env\.json is damaged"):
         compare_runs([run.path, run.path])

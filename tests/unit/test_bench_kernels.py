@@ -53,6 +53,31 @@ def test_a_wrong_kernel_is_told_and_never_timed(on_cpu, with_a_wrong_kernel):
     assert reference.us is not None
 
 
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("kind", ["nan", "missing", "cut"])
+def test_a_fault_in_any_result_is_found(on_cpu, monkeypatch, which, kind):
+    """A number is never larger than NaN, so that the largest of several errors can hide one."""
+    (reference,) = (one for one in reference_implementations() if one.op == "context_attention")
+
+    def faulty(site):
+        right = reference.load(site)
+
+        def call(*args):
+            out = list(right(*args))
+            out[which] = {"nan": out[which] * torch.nan, "cut": out[which][:1]}.get(kind)
+            return tuple(value for value in out if value is not None)
+
+        return call
+
+    added = Implementation("context_attention", "faulty", Needs(), 5, faulty)
+    registry = KernelRegistry([*reference_implementations(), added])
+    monkeypatch.setattr(kernels, "default_registry", lambda: registry)
+    results = {result.name: result for result in kernels.run_kernel_bench("context_attention", quiet)}
+    assert results["faulty"].note.startswith("WRONG")
+    assert results["faulty"].us is None
+    assert results["torch"].us is not None
+
+
 def test_an_unknown_op_names_the_nearest():
     with pytest.raises(UsageError, match="unknown op"):
         kernels.run_kernel_bench("decode_atention", quiet)

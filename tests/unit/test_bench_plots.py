@@ -8,7 +8,7 @@ import pytest
 
 from grinf.config.load import resolve
 from grinf.config.settings import BenchSettings
-from grinf.jobs.bench.plots import PINK, STAGES, draw_all
+from grinf.jobs.bench.plots import PINK, STAGES, VERDICTS, _curve, draw_all
 from grinf.jobs.bench.sweep import run_bench
 
 CATALOGS = ["synthetic:items=1M", "synthetic:items=1M,skew=0"]
@@ -32,8 +32,8 @@ def drawn(report, monkeypatch):
     texts, save = [], Figure.savefig
 
     def noted(figure, *args, **style):
+        save(figure, *args, **style)
         texts.append([text.get_text() for text in figure.findobj(Text)])
-        return save(figure, *args, **style)
 
     monkeypatch.setattr(Figure, "savefig", noted)
     paths = draw_all(report.run, report.summary)
@@ -71,6 +71,26 @@ def test_every_bar_has_a_place_of_its_own(tmp_path, monkeypatch):
     draw_all((report := bench(tmp_path, input_len="100,200", beams="900,20-300-900")).run, report.summary)
     assert all(len(set(ys)) == len(ys) for ys in places)
     assert max(map(len, places)) == 8
+
+
+def test_titles_of_panels_do_not_reach_into_each_other(report, monkeypatch):
+    from matplotlib.axes import Axes
+
+    titles, draw = [], Axes.set_title
+
+    def noted(axes, label, **style):
+        titles.append(label)
+        return draw(axes, label, **style)
+
+    (row,), (probes,) = report.summary.rows, report.summary.probes.values()
+    names = [f"synthetic:items={n}k,codebook=256,levels=3,skew=1.1" for n in range(3)]
+    rows = [row | {"point": name, "catalog": name, "constraint": "constrained"} for name in names]
+    monkeypatch.setattr(Axes, "set_title", noted)
+    summary = replace(report.summary, rows=rows, probes=dict.fromkeys(names, probes), stages={})
+    draw_all(report.run, summary)
+    grid = [title for title in titles if "\n" in title]
+    assert len(grid) == 3
+    assert all(len(line) <= 60 for title in grid for line in title.splitlines())
 
 
 @pytest.mark.parametrize("count", [2, 20])
@@ -127,6 +147,19 @@ def test_dots_are_drawn_at_the_statistic_of_the_sla(tmp_path, monkeypatch):
     assert not {probe["p99"] for probe in panel["probes"]} & set(heights)
 
 
+@pytest.mark.parametrize("verdict", ["pass", "fail", "invalid"])
+def test_a_probe_looks_like_its_verdict_and_nothing_else_is_named(report, monkeypatch, verdict):
+    """A late load is no failure, and a kind of probe that is not there has no entry in the legend."""
+    ((point, probes),) = report.summary.probes.items()
+    probes = [replace(probe, verdict=verdict) for probe in probes]
+    changed = replace(report, summary=replace(report.summary, probes={point: probes}))
+    figures = drawn(changed, monkeypatch)
+    data, texts = figures[next(name for name in figures if name.startswith("latency_throughput_sim"))]
+    assert {label for label, *_ in VERDICTS.values()} & set(texts) == {VERDICTS[verdict][0]}
+    assert {probe["verdict"] for probe in data["panels"][0]["probes"]} == {verdict}
+    assert len(_curve(data["panels"][0])) == 1 or verdict != "invalid"
+
+
 def test_what_is_not_confirmed_is_not_called_a_claim(report, tmp_path, monkeypatch):
     figures = drawn(report, monkeypatch)
     said = {name: " ".join(texts) for name, (_, texts) in figures.items()}
@@ -137,6 +170,14 @@ def test_what_is_not_confirmed_is_not_called_a_claim(report, tmp_path, monkeypat
     latency = next(texts for name, (_, texts) in confirmed.items() if name.startswith("latency"))
     assert "claim" in latency
     assert all("indicative" not in " ".join(texts) for _, texts in confirmed.values())
+
+
+@pytest.mark.parametrize("lengths", ["100", "100,200"])
+def test_a_figure_without_a_rate_has_no_scale_of_rates(tmp_path, monkeypatch, lengths):
+    figures = drawn(bench(tmp_path, input_len=lengths, engine="sim:base=200ms"), monkeypatch)
+    _, texts = figures["sla_throughput_vs_len_free"]
+    assert any(text.strip().startswith("infeasible") for text in texts)
+    assert not any(text.startswith("0.0") for text in texts)
 
 
 def test_a_free_search_maps_no_items(tmp_path):

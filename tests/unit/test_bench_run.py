@@ -242,8 +242,10 @@ def test_runs_of_other_work_are_not_compared_unless_forced(tmp_path):
 
 def test_a_footer_says_how_the_load_really_was(tmp_path):
     turns = bench(tmp_path / "a", input_len="100", versus="sim:base=8ms", interleave="2")
-    assert "two engines in turns, each in a full closed loop" in footer(turns.summary)
+    assert "two engines in turns, each in a closed loop of 32 callers" in footer(turns.summary)
     assert "poisson" not in footer(turns.summary)
+    narrow = bench(tmp_path / "c", input_len="100", versus="sim:max_batch=1", interleave="1")
+    assert "closed loop of 2 callers" in footer(narrow.summary)
     hopeless = bench(tmp_path / "b", input_len="100", engine="sim:base=200ms")
     assert "poisson arrivals" in footer(hopeless.summary)
     assert "requests per claim" not in footer(hopeless.summary)
@@ -323,10 +325,13 @@ def test_an_engine_against_itself_shows_what_the_machine_can_see(tmp_path, monke
     monkeypatch.setattr(sweep, "open_engine", drifting)
     report = bench(tmp_path, input_len="100", beams="900", aa=True, interleave="20")
     (ratio,) = report.summary.ratios
+    assert [ratio[name] for name in ("beams_min", "versus_beams_min")] == [900, 900]
     assert ratio["low"] <= 1 <= ratio["high"]
     assert 0 < ratio["high"] - ratio["low"] < 0.02
     assert report.summary.rows[0]["status"] == "interleaved"
-    assert draw_all(report.run, report.summary) == []
+    for status in ("interleaved", "budget"):
+        rows = [row | {"status": status} for row in report.summary.rows]
+        assert draw_all(report.run, replace(report.summary, rows=rows)) == []
     slower = "sim:base=9ms,per_req=4.6ms,max_batch=16"
     report = bench(tmp_path, input_len="100", beams="900", versus=slower, interleave="20")
     assert report.summary.ratios[0]["low"] > 1
@@ -418,6 +423,32 @@ def test_a_gate_does_not_pass_what_was_not_compared(tmp_path):
     assert "no point was compared" in compare_runs([slow, slow]).gate(0.05)
 
 
+def test_an_interleaved_run_has_no_rates_to_compare(tmp_path):
+    searched = bench(tmp_path / "a", input_len="100", preset="smoke").run.path
+    turns = bench(tmp_path / "b", input_len="100", versus="sim:base=8ms", interleave="1").run.path
+    for pair in ([searched, turns], [turns, searched], [turns, turns]):
+        with pytest.raises(UsageError, match="is an interleaved run"):
+            compare_runs(pair, force=True)
+
+
+def test_fewer_beams_than_asked_for_stand_above_the_tables(tmp_path, monkeypatch):
+    """Whatever the reason: also an engine that answers in full only while it is verified."""
+
+    class Thrifty(SimEngine):
+        def step(self):
+            answers = super().step()
+            return [replace(one, sids=one.sids[:90], scores=one.scores[:90]) for one in answers]
+
+    def opened(settings, spec, point, clock):
+        server = sim_server(spec)
+        return OpenEngine(Thrifty(server, clock, point.beams), server.max_batch)
+
+    assert not any("fewer beams" in note for note in notes(bench(tmp_path / "a").summary))
+    monkeypatch.setattr(sweep, "open_engine", opened)
+    report = bench(tmp_path / "b", input_len="100", beams="20-300-900,90,20-90")
+    assert any("fewer beams than asked for in 1 of 3 points" in note for note in notes(report.summary))
+
+
 def test_two_processes_do_not_write_to_one_run(report):
     with report.run.locked(), pytest.raises(UsageError, match="in use"), report.run.locked():
         pass
@@ -444,6 +475,8 @@ def test_the_grid_fills_what_is_left_open(tmp_path):
     [
         ({"engine": "sin:"}, "unknown engine 'sin'"),
         ({"engine": "sim:base=0ms"}, "zero"),
+        ({"engine": "sim:base=1ns,per_req=1ns,max_batch=1"}, "too fast"),
+        ({"engine": "sim:max_batch=1M"}, "too fast"),
         ({"engine": "sim:speed=3"}, "unknown name 'speed'"),
         ({"engine": "sim:", "versus": "grinf"}, "different clocks"),
         ({"engine": "sim:base=9"}, "no unit"),
@@ -460,3 +493,10 @@ def test_the_grid_fills_what_is_left_open(tmp_path):
 def test_engines_that_cannot_be(flags, message):
     with pytest.raises(UsageError, match=message):
         make_plan(resolve(BenchSettings, COMMON | flags))
+
+
+def test_no_sla_is_none_to_keep(tmp_path):
+    settings = resolve(BenchSettings, COMMON | {"output": str(tmp_path)}).model_copy(update={"sla": ()})
+    with pytest.raises(UsageError, match="there is no SLA"):
+        run_bench(settings, lambda *_: None)
+    assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,8 @@ class Claim:
             confirmed; `invalid`: the load came late; `failing`: the idle engine does not answer every
             request; `lost`: requests were never answered, or twice.
         max_rate: Highest passing rate, requests/s; None without a claim.
-        first_failing_rate: Lowest rate above it that failed; without a claim the lowest that was tried.
+        first_failing_rate: Lowest rate above it that failed; without a claim the lowest that failed at all. A
+            late load is no failure.
         floor_ms: Median latency of the idle engine.
         capacity_rps: Completions/s of the full engine.
         closed_avg_rps, closed_concurrency: Highest closed-loop rate with an average inside the limit.
@@ -68,13 +69,12 @@ def conclude(
         evidence = _fastest(p for p in (stages[Stage.BRACKET] if open_loop else closed) if p.passed)
     average = _fastest(p for p in closed if p.latency_ms["avg"] * 1e6 <= slas[0].limit_ns)
     max_rate = evidence[0].rate if evidence else None
-    above = [probe for probe in searched if not probe.passed and probe.rate > (max_rate or 0.0)]
+    above = [probe for probe in searched if probe.verdict == "fail" and probe.rate > (max_rate or 0.0)]
     surest = [probe for probe in above if probe.record.stage is Stage.CONFIRM] or above
     capacity = next((p.rate for p in stages[Stage.CAPACITY][-1:] if p.rate > 0), None)
     swept = stages[Stage.BRACKET] if open_loop else closed
-    bound = all(p.passed or not any(p.misses) for p in swept) and (max_rate or 0.0) > (1 - PRECISION) * (
-        capacity or math.inf
-    )
+    most = (1 - PRECISION) * (capacity or math.inf)
+    bound = (max_rate or 0.0) > most and all(p.passed or not any(p.misses) for p in swept)
     return Claim(
         status=status or ("ok" if evidence else _without_claim(stages)),
         max_rate=max_rate,
@@ -113,8 +113,8 @@ def _status(stages: dict[Stage, list[Probe]], finished: bool) -> str:
 
 def _without_claim(stages: dict[Stage, list[Probe]]) -> str:
     """Why a finished search has no claim."""
-    searched = [*stages[Stage.BRACKET], *stages[Stage.CONFIRM]]
-    if any(probe.verdict == "invalid" for probe in searched):
+    searched = {(p.record.stage, p.rate): p for p in [*stages[Stage.BRACKET], *stages[Stage.CONFIRM]]}
+    if any(probe.verdict == "invalid" for probe in searched.values()):  # Not even when it was run again.
         return "invalid"
     if any(probe.passed for probe in stages[Stage.BRACKET]):
         return "unstable"
@@ -125,7 +125,7 @@ def _flags(
     bracket: list[Probe], evidence: list[Probe], slas: Sequence[Sla], preset: str, *, bound: bool
 ) -> list[str]:
     """Doubts about a claim, by name: what its runs say of themselves, then what the search saw."""
-    rate, failed = evidence[0].rate, [probe for probe in bracket if not probe.passed]
+    rate, failed = evidence[0].rate, [probe for probe in bracket if probe.verdict == "fail"]
     near = [p for p in failed if p.rate < (1 + PRECISION) * rate and p.record.aborted != "misses"]
     calm = all(max(probe.misses) < 0.005 * probe.n for probe in evidence)
     doubts = {

@@ -59,13 +59,15 @@ def compare_runs(paths: Sequence[Path], *, force: bool = False) -> Comparison:
     base, *others = [summarise(run) for run in runs]
     if not others:
         if not base.header["rival"]:
-            raise UsageError(
-                f"{paths[0]} is not an interleaved run", fix="name two runs, or use --versus or --aa"
-            )
+            fix = "name two runs, or use --versus or --aa"
+            raise UsageError(f"{paths[0]} is not an interleaved run", fix=fix)
         rows = [row | {"verdict": _verdict(row["low"], row["high"])} for row in base.ratios]
         rated = {row["point"] for row in rows}
         lost = [line for row in base.rows if (line := _unproven(row, row["point"] in rated))]
         return Comparison(rows, _geomean(rows), (0, 0), lost, [], lost)
+    for path, told in zip(paths, (base, *others), strict=True):
+        if told.header["rival"]:
+            raise UsageError(f"{path} is an interleaved run", "it has ratios, no rates", "name it alone")
     candidate = {tuple(row[name] for name in KEY): row for row in others[0].rows}
     matched = [(row, candidate.get(tuple(row[name] for name in KEY))) for row in base.rows]
     pairs = [(a, b) for a, b in matched if b is not None]

@@ -19,6 +19,8 @@ from grinf.trie import TokenMapping, Trie
 from grinf.trie.tokens import check_tokenizer
 
 KINDS = ("grinf", "hf", "sim")
+MOST_RATE, MOST_BATCH = 20_000, 1_024
+"""Requests/s and requests of a batch up to which a simulation ends in minutes."""
 Parsers = Mapping[str, Callable[[str], Any]]
 SIM_FIELDS: Parsers = {
     "base": parse.parse_duration_ns,
@@ -104,7 +106,12 @@ def sim_server(spec: str) -> BatchServer:
     if not all(given.values()):
         raise UsageError(f"{spec!r} has a zero in it", fix="every part of a simulated engine is above zero")
     names = {"base": "base_ns", "per_req": "per_request_ns", "max_batch": "max_batch"}
-    return BatchServer(**{names[name]: value for name, value in given.items()})
+    server = BatchServer(**{names[name]: value for name, value in given.items()})
+    n, full_ns = server.max_batch, server.base_ns + server.max_batch * server.per_request_ns
+    if n > MOST_BATCH or 1e9 * n / full_ns > MOST_RATE:
+        why = f"every request is simulated: at most {MOST_RATE:,} a second, and {MOST_BATCH:,} at a time"
+        raise UsageError(f"{spec!r} is too fast", why, "take longer times, or a smaller max_batch")
+    return server
 
 
 def open_engine(settings: BenchSettings, spec: str, point: Point, clock: Clock) -> OpenEngine:

@@ -24,6 +24,7 @@ GPU_FIELDS = (
 def describe_environment() -> dict[str, Any]:
     """Versions, processor, GPUs, other processes on them, and the environment variables that matter."""
     cpu = re.search(r"model name\s*:\s*(.+)", _read(Path("/proc/cpuinfo")))
+    shown = {name: value for name, value in sorted(os.environ.items()) if SHOWN_VARIABLES.match(name)}
     installed = {dist.name: dist.version for dist in metadata.distributions() if dist.name in PACKAGES}
     return {
         "grinf": __version__,
@@ -37,9 +38,7 @@ def describe_environment() -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         "gpus": _nvidia_smi("gpu", GPU_FIELDS),
         "gpu_processes": _nvidia_smi("compute-apps", "pid,used_memory"),
-        "variables": {
-            name: value for name, value in sorted(os.environ.items()) if SHOWN_VARIABLES.match(name)
-        },
+        "variables": shown,
     }
 
 

@@ -115,14 +115,12 @@ class Fleet:
 
     def describe(self) -> dict[str, Any]:
         """What each engine says of itself."""
-        return {"devices": [{"process": child.name} | ready.description for child, ready in self._pairs()]}
+        pairs = zip(self._children, self.ready, strict=True)
+        return {"devices": [{"process": child.name} | ready.description for child, ready in pairs]}
 
     def close(self) -> None:
         """End the processes."""
         close_all(self._children)
-
-    def _pairs(self) -> "zip[tuple[Child, Ready]]":
-        return zip(self._children, self.ready, strict=True)
 
 
 def _serve(

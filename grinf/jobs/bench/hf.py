@@ -65,9 +65,8 @@ class HfEngine:
             sids = self._generate(request)
         except torch.OutOfMemoryError as full:
             torch.cuda.empty_cache()
-            error = RowError(
-                "out_of_memory", f"{self._width} beams of {request.context_len} tokens", str(full)
-            )
+            what = f"{self._width} beams of {request.context_len} tokens"
+            error = RowError("out_of_memory", what, str(full))
         request.timeline.done_ns = time.perf_counter_ns()
         scores = np.full(len(sids), np.nan, np.float32)
         return [RecallResult(request.request_id, sids, scores, None, request.timeline, error)]
@@ -95,11 +94,8 @@ class HfEngine:
 
     def describe(self) -> dict[str, Any]:
         """Library, device and dtype."""
-        return {
-            "engine": "transformers.generate",
-            "device": str(self._device),
-            "dtype": str(self._model.dtype),
-        }
+        where = {"device": str(self._device), "dtype": str(self._model.dtype)}
+        return {"engine": "transformers.generate", **where}
 
     def close(self) -> None:
         """Free the weights."""

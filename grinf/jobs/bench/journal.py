@@ -3,9 +3,9 @@
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from grinf.config.parse import Sla, parse_sla
 from grinf.errors import UsageError
@@ -13,10 +13,24 @@ from grinf.jobs.bench.point import Point
 from grinf.jobs.bench.probe import ProbeRecord
 from grinf.jobs.bench.run_dir import JOURNAL, RunDir, damaged
 from grinf.jobs.bench.search import PRESETS
+from grinf.jobs.bench.verify import VerifyReport
 
-POINTS, RECORD = TypeAdapter(list[Point]), TypeAdapter(ProbeRecord)
-TERMS = ("preset", "rival", "config_hash", "arrival", "started_utc")
-"""Words that hold for a whole run."""
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a journal begins with, and what holds for the whole run."""
+
+    preset: str
+    rival: str
+    config_hash: str
+    arrival: Literal["poisson", "closed"]
+    started_utc: str
+    sla: list[str]
+    points: list[Point]
+    devices: Annotated[int, Field(strict=True, ge=1)] = 1
+
+
+TERMS, RECORD, REPORT = TypeAdapter(Terms), TypeAdapter(ProbeRecord), TypeAdapter(VerifyReport)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +70,16 @@ def read_journal(run: RunDir) -> Journal:
     """
     lines = run.events()
     place, header = next(lines, (f"{run.path / JOURNAL}, line 1", {}))
-    with _reading(place):
-        if header.get("event") != "run" or not all(isinstance(header[name], str) for name in TERMS):
+    with reading(place):
+        if header.get("event") != "run":
             raise ValueError("a journal begins with the terms of its run")
-        points, slas = POINTS.validate_python(header["points"]), [parse_sla(text) for text in header["sla"]]
-        if not points or not slas or header["preset"] not in PRESETS:
+        terms = TERMS.validate_python(header)
+        if not terms.points or not terms.sla or terms.preset not in PRESETS:
             raise ValueError("it names no point, no SLA or no preset")
-        journal = Journal(header, slas, points, {}, {})
+        journal = Journal(header, [parse_sla(text) for text in terms.sla], terms.points, {}, {})
         known = journal.keys
     for line, event in lines:
-        with _reading(line):
+        with reading(line):
             if event["point"] not in known:
                 raise ValueError(f"this run has no point {event['point']}")
             _note(journal, event)
@@ -73,7 +87,8 @@ def read_journal(run: RunDir) -> Journal:
 
 
 @contextmanager
-def _reading(place: str) -> Generator[None]:
+def reading(place: str) -> Generator[None]:
+    """Tell whatever does not fit there as damage of that place."""
     try:
         yield
     except KeyError as error:
@@ -93,6 +108,8 @@ def _note(journal: Journal, event: dict[str, Any]) -> None:
         case "start" | "verify" | "preset" | "done":
             if event["event"] == "preset" and event["preset"] not in PRESETS:
                 raise ValueError(f"{event['preset']!r} is no preset")
+            if event["event"] == "verify" and event["status"] != REPORT.validate_python(event).status:
+                raise ValueError(f"{event['status']!r} is not what its faults say")
             journal.said[event["event"], event["point"]] = event
         case other:
             raise ValueError(f"{other!r} is no event of a run")

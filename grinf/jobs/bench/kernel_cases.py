@@ -78,12 +78,9 @@ def _size(*tensors: Tensor) -> float:
 def _context(s: Shape, draw: _Draw) -> ContextView:
     pages = -(-s.context // PAGE)
     shape = (s.batch * pages + 1, PAGE, s.kv_heads, s.head_dim)
-    table = (
-        torch.randperm(s.batch * pages, generator=draw.generator, device=draw.device)
-        .int()
-        .view(s.batch, pages)
-    )
-    return ContextView(draw.normal(*shape), draw.normal(*shape), table, draw.full(s.context, s.batch))
+    order = torch.randperm(s.batch * pages, generator=draw.generator, device=draw.device)
+    table, lengths = order.int().view(s.batch, pages), draw.full(s.context, s.batch)
+    return ContextView(draw.normal(*shape), draw.normal(*shape), table, lengths)
 
 
 def _beams(s: Shape, draw: _Draw) -> BeamView:
@@ -91,9 +88,8 @@ def _beams(s: Shape, draw: _Draw) -> BeamView:
     shape = (s.batch + 1, steps, s.width, s.kv_heads, s.head_dim)
     ancestor = draw.ints(s.width, s.batch, steps, s.width)
     ancestor[:, -1] = draw.count(s.width)
-    return BeamView(
-        draw.normal(*shape), draw.normal(*shape), draw.count(s.batch), ancestor, draw.full(steps - 1, s.batch)
-    )
+    slots, step = draw.count(s.batch), draw.full(steps - 1, s.batch)
+    return BeamView(draw.normal(*shape), draw.normal(*shape), slots, ancestor, step)
 
 
 def _query(s: Shape, draw: _Draw) -> tuple[Tensor, Tensor, float]:
@@ -127,9 +123,8 @@ def _prefill(s: Shape, draw: _Draw) -> Case:
     n, lengths = s.batch * s.context, (s.context,) * s.batch
     q, (k, v) = draw.normal(n, s.q_heads, s.head_dim), (draw.normal(n, s.kv_heads, s.head_dim) for _ in "kv")
     borders = draw.count(s.batch + 1) * s.context
-    return Case(
-        (q, k, v, borders, lengths, s.head_dim**-0.5), (), _size(q, q, k, v), 2.0 * q.numel() * s.context
-    )
+    args = (q, k, v, borders, lengths, s.head_dim**-0.5)
+    return Case(args, (), _size(q, q, k, v), 2.0 * q.numel() * s.context)
 
 
 def _rope(s: Shape, draw: _Draw) -> Case:

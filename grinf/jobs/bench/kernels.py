@@ -1,15 +1,16 @@
 """`grinf bench kernels`: every implementation of every op, checked against the reference, then timed."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from grinf.backend.registry import OPS, PARTS, Implementation, Site, default_registry
+from grinf.backend.registry import OPS, PARTS, Site, default_registry
 from grinf.config.parse import unknown
 from grinf.jobs.bench.kernel_cases import PAGE, Case, Shape, make_case
 
@@ -86,34 +87,27 @@ def _op_results(
     (reference,) = (one for one in candidates if one.name == "torch")
     expected = _outcome(reference.load(site), make_case(op, shape, dtype, device))
     for implementation in candidates:
+        result = KernelResult(op, implementation.name, str(shape))
         reason = implementation.needs.rejects(site)
         if reason is not None:
-            yield KernelResult(op, implementation.name, str(shape), note=reason)
+            yield replace(result, note=reason)
             continue
-        yield _result(
-            implementation, site, make_case(op, shape, dtype, device), expected, str(shape), ceilings
-        )
+        call, case = implementation.load(site), make_case(op, shape, dtype, device)
+        found, limit = _outcome(call, case), TOLERANCE[dtype]
+        error = max(map(_error, found, expected)) if len(found) == len(expected) else math.inf
+        if error <= limit:
+            yield replace(result, error=error, **_speeds(call, case, device, ceilings))
+        else:
+            yield replace(result, error=error, note=f"WRONG: {error:.2g} off, {limit:g} allowed")
 
 
-def _result(
-    implementation: Implementation,
-    site: Site,
-    case: Case,
-    expected: list[Tensor],
-    shape: str,
-    ceilings: tuple[float, float],
-) -> KernelResult:
-    call = implementation.load(site)
-    error = max(map(_error, _outcome(call, case), expected))
-    limit = TOLERANCE[getattr(torch, site.dtype)]
-    if not error <= limit:
-        note = f"WRONG: {error:.2g} off, {limit:g} allowed"
-        return KernelResult(implementation.op, implementation.name, shape, error, note=note)
-    seconds = _seconds(lambda: call(*case.args), site.device == "cuda")
+def _speeds(
+    call: Callable[..., Any], case: Case, device: torch.device, ceilings: tuple[float, float]
+) -> dict[str, float]:
+    seconds = _seconds(lambda: call(*case.args), device.type == "cuda")
     bandwidth, rate = case.moved_bytes / seconds, case.flops / seconds
     share = max(bandwidth / ceilings[0], rate / ceilings[1])
-    speeds = (1e6 * seconds, bandwidth / 1e9, rate / 1e12, share)
-    return KernelResult(implementation.op, implementation.name, shape, error, *speeds)
+    return {"us": 1e6 * seconds, "gb_per_s": bandwidth / 1e9, "tflop_per_s": rate / 1e12, "ceiling": share}
 
 
 def _outcome(call: Callable[..., Any], case: Case) -> list[Tensor]:
@@ -138,9 +132,10 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _error(found: Tensor, expected: Tensor) -> float:
-    """Largest relative difference; integers (parents, tokens, nodes) must be equal."""
-    if not expected.is_floating_point():
-        return 0.0 if torch.equal(found, expected) else float("inf")
+    """Largest relative difference; integers (parents, tokens, nodes) must be equal, nothing is NaN."""
+    exact = not expected.is_floating_point()
+    if exact or found.shape != expected.shape or found.isnan().any():  # No number is larger than NaN.
+        return 0.0 if exact and torch.equal(found, expected) else math.inf
     found, expected = found.float(), expected.float()
     difference = torch.where(found == expected, 0.0, (found - expected).abs())  # inf - inf would be NaN
     finite = torch.where(torch.isfinite(expected), expected.abs(), 0.0)

@@ -31,7 +31,7 @@ class Defaults:
 
 _SCHEDULES = ((900,), (20, 300, 900))
 _SMALL = "synthetic:items=20k,codebook=256"
-GPU = Defaults("qwen3-0.6b", (100, 500, 1000), _SCHEDULES, "quick", "synthetic:items=1M", None, 60.0)
+GPU = Defaults("qwen3-0.6b", (100, 500, 1000), _SCHEDULES, "quick", "synthetic:items=1M", None, 120.0)
 CPU = Defaults("tiny", (32, 128), ((32,),), "smoke", _SMALL, 120_000_000_000, 30.0)
 
 
@@ -69,18 +69,18 @@ def make_plan(settings: BenchSettings) -> Plan:
     """Resolve the grid; touches neither GPU nor disk beyond asking whether there is one.
 
     Raises:
-        UsageError: An engine that does not exist, or two that run on different clocks.
+        UsageError: No SLA, an engine that does not exist, or two that run on different clocks.
     """
+    if not settings.sla:
+        raise UsageError("there is no SLA to keep", "the list of them is empty", "write --sla p99:100ms")
     check_spec(settings.engine)
     virtual, rival = kind_of(settings.engine) == "sim", _rival(settings)
     if virtual and "," in settings.device:
         why = "it runs on no device"
         raise UsageError(f"{settings.engine} takes no --devices {settings.device}", why, "leave them out")
     if not re.fullmatch(r"\w[\w.-]*", settings.name):
-        why = "it becomes part of a folder's name"
-        raise UsageError(
-            f"--name {settings.name!r} is no name", why, "take letters, digits, '-', '_' and '.'"
-        )
+        why, fix = "it becomes part of a folder's name", "take letters, digits, '-', '_' and '.'"
+        raise UsageError(f"--name {settings.name!r} is no name", why, fix)
     defaults = GPU if not virtual and settings.devices[0] != "cpu" and _has_gpu() else CPU
     if settings.model is None and not virtual:
         settings = settings.model_copy(update={"model": shipped_model(defaults.model)})

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +37,12 @@ STYLES = [(COLOURS[i % 7], MARKERS[(i + i // 7) % 7]) for i in range(49)]
 """Colour and marker of a line: both differ from one to the next, and no pair comes twice."""
 STATS = {"avg": YELLOW, "p50": SKY, "p90": GREEN, "p95": BLUE, "p99": BLACK, "p99.9": PINK, "max": ORANGE}
 """Colours of statistics."""
+VERDICTS = {
+    "pass": ("passed", "o", GREEN),
+    "fail": ("failed", "x", ORANGE),
+    "invalid": ("load late", "2", BLACK),
+}
+"""Label, marker and colour of a probe; a late load says nothing about the engine."""
 SEARCH = (Stage.BRACKET, Stage.REFINE, Stage.CONFIRM)
 LINE_COLUMNS = ("engine", "beams", "constraint", "catalog", "score")
 POINT_COLUMNS = ("input_len", "status", "max_rate", "first_failing_rate", "floor_ms", "closed_avg_rps")
@@ -77,10 +85,9 @@ def draw_all(run: RunDir, summary: Summary) -> list[Path]:
 
 
 def _charts(summary: Summary) -> Iterator[Chart]:
-    rows = [row for row in summary.rows if row["status"] != "interleaved"]
-    labels = dict(
-        zip((row["point"] for row in rows), _labels(rows, ("input_len", *LINE_COLUMNS)), strict=True)
-    )
+    rows = [] if summary.header["rival"] else summary.rows
+    told = _labels(rows, ("input_len", *LINE_COLUMNS))
+    labels = {row["point"]: label for row, label in zip(rows, told, strict=True)}
     rated, sla = [row for row in rows if row["max_rate"]], " and ".join(map(_limit, summary.slas))
     doubt = f" ({UNCONFIRMED})" if rated and all(map(_unconfirmed, rated)) else ""
     for constraint in ("free", "constrained"):
@@ -88,9 +95,8 @@ def _charts(summary: Summary) -> Iterator[Chart]:
             title = f"Highest request rate with {sla}, {constraint} search{doubt}"
             lengths = {point["input_len"] for line in lines for point in line["points"]}
             height = 5.0 + 0.4 * len(lines) / _legend_columns(lines) if len(lengths) > 1 else _height(lines)
-            yield Chart(
-                f"sla_throughput_vs_len_{constraint}", title, {"lines": lines}, _draw_throughput, height
-            )
+            name = f"sla_throughput_vs_len_{constraint}"
+            yield Chart(name, title, {"lines": lines}, _draw_throughput, height)
     panels = [panel for row in rows if (panel := _latency_panel(summary, row, labels))["probes"]]
     title = f"Latency under load, {sla}"
     for panel in panels:
@@ -152,16 +158,11 @@ def _lines(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         groups.setdefault(tuple(row[name] for name in LINE_COLUMNS), []).append(row)
     labels = _labels([own[0] for own in groups.values()], LINE_COLUMNS)
-    return [
-        {
-            "label": label,
-            "points": [
-                {name: row[name] for name in POINT_COLUMNS} | {"confirmed": not _unconfirmed(row)}
-                for row in own
-            ],
-        }
-        for label, own in zip(labels, groups.values(), strict=True)
+    points = [
+        [{name: row[name] for name in POINT_COLUMNS} | {"confirmed": not _unconfirmed(row)} for row in own]
+        for own in groups.values()
     ]
+    return [{"label": label, "points": own} for label, own in zip(labels, points, strict=True)]
 
 
 def _latency_panel(summary: Summary, row: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
@@ -191,7 +192,7 @@ def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
         return
     axes: Any = figure.subplots()
     marks: list[tuple[int, float, str]] = []
-    for line, (colour, marker) in zip(data["lines"], STYLES, strict=False):
+    for line, (colour, marker) in zip(data["lines"], cycle(STYLES), strict=False):
         rated = [point for point in line["points"] if point["max_rate"]]
         x, y = [point["input_len"] for point in rated], [point["max_rate"] for point in rated]
         style: dict[str, Any] = {"color": colour, "marker": marker, "ms": 6}
@@ -213,6 +214,8 @@ def _draw_throughput(figure: "SubFigure", data: dict[str, Any]) -> None:
     axes.set(xlabel=f"input length, tokens ({whiskers})", ylabel="requests/s")
     axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
     axes.margins(x=0.1)
+    if not any(p["max_rate"] or p["closed_avg_rps"] for line in data["lines"] for p in line["points"]):
+        axes.set_yticks([0])  # A scale of nothing would be made up.
     _write_rates(axes, marks if len(data["lines"]) <= 4 else [])
     axes.grid(alpha=0.3)
     figure.legend(loc="outside upper center", ncols=_legend_columns(data["lines"]), fontsize=8, frameon=False)
@@ -239,7 +242,7 @@ def _draw_rates(figure: "SubFigure", data: dict[str, Any]) -> None:
     bars = [
         (f"{length} tokens, {line['label']}" if len(lengths) > 1 else line["label"], point, colour)
         for length in lengths
-        for line, (colour, _) in zip(data["lines"], STYLES, strict=False)
+        for line, (colour, _) in zip(data["lines"], cycle(STYLES), strict=False)
         for point in line["points"]
         if point["input_len"] == length
     ]
@@ -255,6 +258,8 @@ def _draw_rates(figure: "SubFigure", data: dict[str, Any]) -> None:
     axes.set_yticks(range(len(bars)), [label for label, *_ in bars], fontsize=8)
     axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.set_xlim(0, 1.12 * axes.get_xlim()[1])
+    if not any(rates):
+        axes.set_xticks([0])
     at = f", {lengths[0]} tokens" if len(lengths) == 1 else ""
     axes.set_xlabel(f"requests/s (whisker: lowest rate that failed){at}")
     axes.grid(alpha=0.3, axis="x")
@@ -310,7 +315,7 @@ def _draw_latency(figure: "SubFigure", data: dict[str, Any]) -> None:
         axes.set_xlim(left=0)
         axes.set_xlabel("offered requests/s (diamond: idle; dotted: not measured)", fontsize=8)
         axes.set_ylabel("latency, ms", fontsize=8)
-        axes.set_title(f"{panel['label']}: {_claim(panel)}", fontsize=9 if columns == 1 else 8)
+        axes.set_title(fill(f"{panel['label']}: {_claim(panel)}", 120 // columns), fontsize=10 - columns)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     shown = [axes.get_legend_handles_labels() for axes in grid]
@@ -323,7 +328,7 @@ def _curve(panel: dict[str, Any]) -> list[dict[str, float]]:
     """The idle engine at rate 0, then medians of probes at about one rate: single ones jump near the knee."""
     groups: list[list[dict[str, Any]]] = []
     for probe in sorted(panel["probes"], key=lambda probe: probe["rate"]):
-        if probe["aborted"]:
+        if probe["aborted"] or probe["verdict"] == "invalid":
             continue
         if not groups or probe["rate"] > 1.03 * groups[-1][0]["rate"]:
             groups.append([])
@@ -342,13 +347,12 @@ def _draw_limits(draw: Callable[..., Any], data: dict[str, Any]) -> None:
 
 
 def _dots(axes: Any, probes: Sequence[dict[str, Any]], x: Sequence[float], y: Sequence[float]) -> None:
-    """A mark per probe: a circle passed, a cross failed; confirmations are larger."""
-    for passed, marker, colour in ((True, "o", GREEN), (False, "x", ORANGE)):
-        own = [i for i, probe in enumerate(probes) if (probe["verdict"] == "pass") is passed]
-        sizes = [60 if probes[i]["stage"] == Stage.CONFIRM else 24 for i in own]
-        label = "passed" if passed else "failed"
-        at = [x[i] for i in own], [y[i] for i in own]
-        axes.scatter(*at, sizes, color=colour, marker=marker, zorder=3, label=label)
+    """A mark per probe, as in VERDICTS; confirmations are larger."""
+    for verdict, (label, marker, colour) in VERDICTS.items():
+        if own := [i for i, probe in enumerate(probes) if probe["verdict"] == verdict]:
+            sizes = [60 if probes[i]["stage"] == Stage.CONFIRM else 24 for i in own]
+            at = [x[i] for i in own], [y[i] for i in own]
+            axes.scatter(*at, sizes, color=colour, marker=marker, zorder=3, label=label)
 
 
 def _claim(panel: dict[str, Any]) -> str:
@@ -390,6 +394,5 @@ def _draw_path(figure: "SubFigure", data: dict[str, Any]) -> None:
         axes.set_title(f"{panel['label']}: {_claim(panel)}", fontsize=8, loc="left")
         axes.set_ylabel("requests/s", fontsize=8)
         axes.grid(alpha=0.3)
-    grid[-1].set_xlabel(
-        "probes in order: b(racket), r(efine), c(onfirm); circle passed, cross failed", fontsize=8
-    )
+    what = "b(racket), r(efine), c(onfirm); circle passed, cross failed, fork: the load came late"
+    grid[-1].set_xlabel(f"probes in order: {what}", fontsize=8)

@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import AllowInfNan, PositiveFloat, PositiveInt
 
 from grinf.config.parse import Sla
 from grinf.jobs.bench.driver import LOST, TWICE, Recording
@@ -63,8 +64,8 @@ class ProbeRecord:
     probe_id: int
     stage: Stage
     seed: int
-    rate: float | None
-    concurrency: int | None
+    rate: Annotated[PositiveFloat, AllowInfNan(False)] | None
+    concurrency: PositiveInt | None
     aborted: str
     started_utc: str
     file: str
@@ -145,9 +146,8 @@ def raw_table(recording: Recording, record: ProbeRecord, input_len: int) -> pa.T
     def since(times: Iterable[int]) -> list[int]:
         return [time - recording.start_ns if time else -1 for time in times]
 
-    sched, submit, done = (
-        [getattr(s, f"{name}_ns") for s in samples] for name in ("sched", "submit", "done")
-    )
+    names = ("sched_ns", "submit_ns", "done_ns")
+    sched, submit, done = ([getattr(sample, name) for sample in samples] for name in names)
     admit = since(line.admitted_ns for line in lines)
     spans = {
         "e2e": (sched, done),

@@ -17,8 +17,8 @@ from grinf.jobs.bench.run_dir import RunDir, damaged
 from grinf.state.request import RecallResult
 
 SECOND = 1_000_000_000
-REPEATS, CONFIRM_REPEATS = 1, 4
-"""How often a late probe is run again; one that confirms a rate would lower the claim."""
+REPEATS = {Stage.BRACKET: 4, Stage.CONFIRM: 4}
+"""How often a late probe is run again, where one that stays late would lower the claim; others once."""
 
 
 class BudgetSpent(Exception):
@@ -55,7 +55,7 @@ class Prober:
             BudgetSpent: The deadline has passed.
         """
         probe = self._once(spec)
-        for _ in range(CONFIRM_REPEATS if spec.stage is Stage.CONFIRM else REPEATS):
+        for _ in range(REPEATS.get(spec.stage, 1)):
             if probe.verdict != "invalid":
                 break
             probe = self._once(spec)

@@ -179,7 +179,8 @@ class Search:
 
     def _root(self, probes: list[Probe], middle: float) -> float | None:
         """Lowest rate at which the fit of an SLA reaches its limit; None: none does."""
-        near = [probe for probe in probes if not probe.record.aborted and abs(probe.rate / middle - 1) <= 0.2]
+        whole = [probe for probe in probes if not probe.record.aborted and probe.verdict != "invalid"]
+        near = [probe for probe in whole if abs(probe.rate / middle - 1) <= 0.2]
         roots = [_root(sla, which, near) for which, sla in enumerate(self.slas)]
         return min((root for root in roots if root is not None), default=None)
 

@@ -12,7 +12,7 @@ import pyarrow.csv
 from grinf.config.parse import Sla, format_beams, parse_sla
 from grinf.jobs.bench.claim import Claim, conclude
 from grinf.jobs.bench.environment import busy, machine_name
-from grinf.jobs.bench.journal import read_journal
+from grinf.jobs.bench.journal import read_journal, reading
 from grinf.jobs.bench.point import Point
 from grinf.jobs.bench.probe import Probe, Stage, end_to_end_ms, latencies
 from grinf.jobs.bench.prober import measured
@@ -107,7 +107,9 @@ def summarise(run: RunDir) -> Summary:
     simulated = journal.points[0].engine.startswith("sim")
     environment = {} if simulated else run.read_json("env.json")
     shown = {key: value for key, value in header.items() if key not in ("event", "points")}
-    shown |= {"machine": "simulated" if simulated else machine_name(environment), "busy": busy(environment)}
+    with reading(str(run.path / "env.json")):
+        shown |= {"machine": "simulated" if simulated else machine_name(environment)}
+        shown |= {"busy": busy(environment)}
     return Summary(shown, rows, ratios, probes, stages)
 
 
@@ -172,13 +174,11 @@ def _claim_columns(
 
 def _measured(run: RunDir, probes: Sequence[Probe]) -> pa.Table:
     """Measured requests of some probes."""
+    if not probes:
+        return pa.table({})
     tables = [run.read_table(probe.record.file) for probe in probes]
-    table = (
-        pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
-        if tables
-        else pa.table({})
-    )
-    return table.filter(pa.array(table["phase"].to_numpy() == "measure")) if tables else table
+    table = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
+    return table.filter(pa.array(table["phase"].to_numpy() == "measure"))
 
 
 def _stages(run: RunDir, probes: Sequence[Probe], last: str) -> dict[str, float]:
@@ -190,9 +190,8 @@ def _stages(run: RunDir, probes: Sequence[Probe], last: str) -> dict[str, float]
     total = table["t_done_ns"].to_numpy() - table["t_sched_ns"].to_numpy()
     low, high = np.quantile(total, [0.45, 0.55])
     table = table.filter(pa.array((total >= low) & (total <= high)))
-    steps = np.array(
-        [step[: min(map(len, table["step_ns"].to_pylist()))] for step in table["step_ns"].to_pylist()]
-    )
+    lists = table["step_ns"].to_pylist()
+    steps = np.array([step[: min(map(len, lists))] for step in lists])
     marks = {"queue": "t_admit_ns", "prefill": "t_prefill_ns"}
     at = {name: table[column].to_numpy() for name, column in marks.items()}
     at |= {f"step {index + 1}": column for index, column in enumerate(steps.T)}
@@ -213,15 +212,10 @@ def _ratio(point: Point, rival: str, probes: dict[str, list[Probe]]) -> dict[str
     if not pairs or not min(a.min(), b.min()) > 0:
         return None
     ratio, low, high = paired_ratio(a, b)
-    p50 = [float(np.median([probe.latency_ms["p50"] for probe in side])) for side in blocks]
     found = {"point": point.key, **point_columns(point), "versus": rival, "pairs": pairs}
-    found |= {
-        "rps": float(np.median(a)),
-        "versus_rps": float(np.median(b)),
-        "p50_ms": p50[0],
-        "versus_p50_ms": p50[1],
-    }
-    for name, side in zip(("", "versus_"), blocks, strict=True):
+    for name, side, rates in zip(("", "versus_"), blocks, (a, b), strict=True):
+        found |= {f"{name}rps": float(np.median(rates))}
+        found |= {f"{name}p50_ms": float(np.median([probe.latency_ms["p50"] for probe in side]))}
         found |= {f"{name}beams_min": min(probe.beams_min for probe in side)}
         found |= {f"{name}beams_p50": int(np.median([probe.beams_p50 for probe in side]))}
     return found | {"ratio": ratio, "low": low, "high": high}
@@ -244,7 +238,8 @@ def footer(summary: Summary) -> str:
     header, n = summary.header, max(row["n"] for row in summary.rows)
     terms = f"{header['arrival']} arrivals · SLA {' and '.join(header['sla'])}"
     if header["rival"]:
-        terms = "two engines in turns, each in a full closed loop"
+        callers = [probe.record.concurrency or 0 for probes in summary.probes.values() for probe in probes]
+        terms = f"two engines in turns, each in a closed loop of {max(callers, default=0)} callers"
     elif n:
         terms += f" · up to {n:,} requests per claim"
     return f"{header['machine']} · {terms} · config {header['config_hash']} · {header['started_utc'][:10]}"
@@ -273,6 +268,8 @@ def notes(summary: Summary) -> list[str]:
     said += [f"NOT VERIFIED: {row['verify_faults']}" for row in skipped[:1]]
     if busy := summary.header["busy"]:
         said.append(f"the machine was busy before this run began ({busy}): latencies may be too long")
+    if fewer := sum(map(_lacks_beams, rows)):
+        said.append(f"fewer beams than asked for in {fewer} of {len(rows)} points: the column beams min")
     for status, meaning in ALARMS.items():
         if count := sum(row["status"] == status for row in rows):
             said.append(f"{status}, {count} of {len(rows)} points: {meaning}")
@@ -282,6 +279,10 @@ def notes(summary: Summary) -> list[str]:
     if unconfirmed := sum("unconfirmed" in row["flags"] for row in rows):
         said.append(f"indicative, not confirmed: {unconfirmed} of {len(rows)} points (preset smoke)")
     return said
+
+
+def _lacks_beams(row: dict[str, Any]) -> bool:
+    return 0 < (row["beams_min"] or 0) < int(row["beams"].rpartition("-")[2])
 
 
 def cells(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> list[list[str]]:

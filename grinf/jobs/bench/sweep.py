@@ -177,15 +177,8 @@ class _Sweep:
     def _prober(self, opened: OpenEngine, point: Point) -> Prober:
         settings, trie = self.plan.settings, opened.trie
         digest = trie.content_digest if trie is not None else ""
-        work = [
-            point.work,
-            digest,
-            opened.engine.levels,
-            opened.engine.vocab_rows,
-            settings.seed,
-            settings.arrival,
-        ]
-        workload = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:12]
+        asked = (opened.engine.levels, opened.engine.vocab_rows, settings.seed, settings.arrival)
+        workload = hashlib.sha256(json.dumps([point.work, digest, *asked]).encode()).hexdigest()[:12]
         self.run.append("start", point=point.key, workload_hash=workload)
 
         def finish(result: RecallResult) -> object:

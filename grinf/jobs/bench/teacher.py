@@ -69,9 +69,8 @@ class Teacher:
         self._tokens: list[Tensor] = []
         if trie is not None and trie.token_ids is not None:
             self._children = [self._int64(ptr) for ptr in trie.child_ptr]
-            self._codes, self._tokens = map(
-                list, (map(self._int64, trie.codes), map(self._int64, trie.token_ids))
-            )
+            self._codes = [self._int64(codes) for codes in trie.codes]
+            self._tokens = [self._int64(ids) for ids in trie.token_ids]
 
     def scores(self, prompt: Sequence[int], sids: np.ndarray) -> np.ndarray:
         """Score of each SID, float32 [n]; -inf where the search could not have chosen it."""
@@ -99,9 +98,8 @@ class Teacher:
             one before it lies above what was cut, nats: infinite if nothing was, or if `near` has it.
         """
         beams: list[Continuations] = []
-        follow = self._tokens_of(
-            np.concatenate([np.reshape(sids, (-1, self._levels)) for sids in (away, near)])
-        )
+        both = [np.reshape(sids, (-1, self._levels)) for sids in (away, near)]
+        follow = self._tokens_of(np.concatenate(both))
         row, liked = self._int64(np.zeros(len(follow))), self._int64(np.arange(len(follow))) >= len(away)
         cum, paths = torch.zeros(1, device=self._device), self._int64(np.empty((1, 0)))
         clear = cum + torch.inf

@@ -226,9 +226,8 @@ def _judge_scores(
         if not report.score_error <= worst:
             report.faults.append(f"a score is {report.score_error:.3g} nats off; {worst:.3g} are allowed")
         elif len(errors) and not errors.mean() <= mean:
-            report.faults.append(
-                f"scores are {errors.mean():.3g} nats off; {mean:.3g} are allowed on average"
-            )
+            what = f"scores are {errors.mean():.3g} nats off; {mean:.3g} are allowed on average"
+            report.faults.append(what)
         if other is None:
             noise = max(1e-5, min(report.score_error, TOLERANCE))
     return NOISE * noise
