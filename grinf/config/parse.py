@@ -297,7 +297,8 @@ def parse_fields(text: str, fields: Mapping[str, Callable[[str], T]]) -> dict[st
     """Read `name=value,name=value`, each value by the parser of its name.
 
     Raises:
-        UsageError: A part without `=`, an unknown name (the nearest is named), or a value its parser refuses.
+        UsageError: A part without `=`, an unknown name (the nearest is named), a name that comes twice, or a
+            value its parser refuses.
     """
     found: dict[str, T] = {}
     for part in parse_names(text):
@@ -306,6 +307,8 @@ def parse_fields(text: str, fields: Mapping[str, Callable[[str], T]]) -> dict[st
             raise UsageError(f"{part!r} has no value", fix=f"write {part}=VALUE")
         if name not in fields:
             raise unknown("name", name, fields)
+        if name in found:
+            raise UsageError(f"{text!r} has {name!r} twice", fix="leave one out")
         found[name] = fields[name](value)
     return found
 

@@ -123,6 +123,8 @@ class EngineSettings(Settings):
             )
         for choice in (choice for choice in self.kernels if "=" not in choice):
             raise refuse(f"--kernels {choice} names no implementation", fix=f"write {choice}=torch")
+        if len(self.kernels) > len({choice.partition("=")[0] for choice in self.kernels}):
+            raise refuse(f"--kernels {','.join(self.kernels)} names an op twice", fix="leave one out")
         return self
 
 

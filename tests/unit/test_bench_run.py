@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ import pytest
 
 from grinf.config.load import resolve
 from grinf.config.settings import BenchSettings
-from grinf.errors import EnvironmentFault, ExitCode, UsageError
+from grinf.errors import EnvironmentFault, ExitCode, GrinfError, UsageError
 from grinf.jobs.bench import sweep
 from grinf.jobs.bench.compare import compare_runs
 from grinf.jobs.bench.engines import OpenEngine, sim_server
@@ -390,7 +391,21 @@ def test_an_engine_that_loses_answers_is_not_trusted(tmp_path, monkeypatch):
     assert report.summary.rows[0]["status"] == "lost"
 
 
-def test_catalogues_of_one_name_are_points_of_their_own(tmp_path):
+@pytest.mark.parametrize(
+    ("catalog", "told"),
+    [("no.trie", "there is no trie no.trie"), ("synthetic:items=1M,items=2M", "'items' twice")],
+)
+def test_a_catalogue_that_cannot_be_is_refused_before_anything_runs(tmp_path, catalog, told):
+    with pytest.raises(GrinfError, match=told):
+        bench(tmp_path, constrained="on", catalog=[catalog])
+    assert not list(tmp_path.iterdir())
+
+
+def test_catalogues_of_one_name_are_points_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("a", "b"):
+        Path(folder).mkdir()
+        Path(folder, "items.trie").touch()
     tries = ["a/items.trie", "b/items.trie", "a/items.trie", "synthetic:items=1M", "synthetic:items=1M"]
     report = bench(tmp_path, constrained="on", catalog=tries, preset="smoke", input_len="100")
     rows = report.summary.rows

@@ -144,6 +144,7 @@ def test_an_unknown_flag_field_is_refused():
         ({"min_beams": "5"}, "no margin"),
         ({"memory_fraction": "1.5"}, "no share"),
         ({"kernels": "select_constrained"}, "names no implementation"),
+        ({"kernels": "swiglu=torch,swiglu=cupy"}, "an op twice"),
         ({"constrained": False, "view": "fresh"}, "--view needs a trie"),
         ({"constrained": False, "deny_column": "seen"}, "--deny-column needs a trie"),
         ({"constrained": False, "score": "level"}, "--score level needs a trie"),

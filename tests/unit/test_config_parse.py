@@ -236,7 +236,13 @@ def test_named_fields_are_read_each_by_its_own_parser():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("base", "has no value"), ("bse=1ms", "did you mean 'base'?"), ("base=9", "no unit")]
+    ("text", "told"),
+    [
+        ("base", "has no value"),
+        ("bse=1ms", "did you mean 'base'?"),
+        ("base=9", "no unit"),
+        ("base=9ms,base=8ms", "'base' twice"),
+    ],
 )
 def test_what_are_no_named_fields(text, told):
     with pytest.raises(UsageError) as caught:

@@ -10,11 +10,12 @@ from grinf.backend.interface import EngineOptions
 from grinf.config import parse
 from grinf.config.fields import Dtype
 from grinf.config.settings import BenchSettings
-from grinf.errors import UsageError
+from grinf.errors import TrieFileError, UsageError
 from grinf.jobs.bench.clock import Clock, VirtualClock
 from grinf.jobs.bench.driver import BenchEngine
 from grinf.jobs.bench.point import SYNTHETIC, Point
 from grinf.jobs.bench.sim import BatchServer, SimEngine
+from grinf.jobs.catalogue import CODEBOOK, skewed_catalogue, uniform_catalogue
 from grinf.trie import TokenMapping, Trie
 from grinf.trie.tokens import check_tokenizer
 
@@ -187,14 +188,30 @@ def load_catalog(spec: str, model: str) -> Trie:
     return trie.with_tokens(TokenMapping.from_bases(bases, sizes, end if has_end else None))
 
 
+def check_catalog(spec: str) -> None:
+    """Check that a catalogue can be made, or that there is such a file, without reading it.
+
+    Raises:
+        GrinfError: Neither.
+    """
+    if spec.startswith(SYNTHETIC):
+        _synthetic_fields(spec)
+    elif not Path(spec).exists():
+        raise TrieFileError(f"there is no trie {spec}", fix="make one with `grinf build-trie ITEMS.parquet`")
+
+
 def _synthetic(spec: str) -> Trie:
-    from grinf.jobs.catalogue import CODEBOOK, skewed_catalogue, uniform_catalogue
     from grinf.trie import trie_of
 
+    items, levels, codebook, skew = _synthetic_fields(spec)
+    ids, codes = (skewed_catalogue if skew else uniform_catalogue)(items)
+    return trie_of(codes[:, :levels] * codebook // CODEBOOK, ids, codebook_sizes=(codebook,) * levels)
+
+
+def _synthetic_fields(spec: str) -> tuple[int, int, int, float]:
     defaults: dict[str, Any] = {"items": 1_000_000, "levels": 3, "codebook": CODEBOOK, "skew": 1.1}
     items, levels, codebook, skew = (defaults | _fields(spec, SYNTHETIC_FIELDS)).values()
     if levels not in (1, 2, 3) or skew not in (0, 1.1) or not 0 < codebook <= CODEBOOK or not items:
         why = f"it has up to 3 levels of up to {CODEBOOK:,} codes, and skew 1.1 or 0 (uniform)"
         raise UsageError(f"{spec!r} is no synthetic catalogue", why, "write synthetic:items=1M,skew=0")
-    ids, codes = (skewed_catalogue if skew else uniform_catalogue)(items)
-    return trie_of(codes[:, :levels] * codebook // CODEBOOK, ids, codebook_sizes=(codebook,) * levels)
+    return items, levels, codebook, skew

@@ -9,7 +9,7 @@ from pathlib import Path
 from grinf.config.parse import Score
 from grinf.config.settings import BenchSettings
 from grinf.errors import UsageError
-from grinf.jobs.bench.engines import check_spec, kind_of
+from grinf.jobs.bench.engines import check_catalog, check_spec, kind_of
 from grinf.jobs.bench.point import Point, file_name
 
 NOT_IDENTITY = {"output", "name", "resume", "dry_run", "budget", "verify"}
@@ -66,10 +66,10 @@ class Plan:
 
 
 def make_plan(settings: BenchSettings) -> Plan:
-    """Resolve the grid; touches neither GPU nor disk beyond asking whether there is one.
+    """Resolve the grid; looks only whether there are a GPU and the catalogues.
 
     Raises:
-        UsageError: No SLA, an engine that does not exist, or two that run on different clocks.
+        UsageError: No SLA, an engine or a catalogue that does not exist, or engines on different clocks.
     """
     if not settings.sla:
         raise UsageError("there is no SLA to keep", "the list of them is empty", "write --sla p99:100ms")
@@ -86,9 +86,12 @@ def make_plan(settings: BenchSettings) -> Plan:
         settings = settings.model_copy(update={"model": shipped_model(defaults.model)})
     if rival and not settings.aa and settings.memory_fraction is None:
         settings = settings.model_copy(update={"memory_fraction": 0.45})  # both engines are resident
+    catalogs = _catalogs(settings, defaults)
+    for catalog in filter(None, catalogs):
+        check_catalog(catalog)
     points = [
         Point(settings.engine, length, beams, catalog, str(score))
-        for catalog in _catalogs(settings, defaults)
+        for catalog in catalogs
         for score in _scores(settings, catalog)
         for beams in settings.beams or defaults.beams
         for length in sorted(settings.input_len or defaults.input_len)
