@@ -22,38 +22,29 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand
 
-from grinf.cli.render import CommandResult, Console
+from grinf.cli.render import CommandResult, Console, silence
 from grinf.errors import EnvironmentFault, ExitCode, GrinfError, StorageError, UsageError
 
-
-@dataclass(frozen=True, slots=True)
-class CommandSpec:
-    """A command as the first help screen shows it, and the module that is imported when it runs."""
-
-    name: str
-    module: str
-    help: str
-
-
-COMMANDS = (
-    CommandSpec("build-trie", "grinf.cli.build_trie", "Build a trie of SIDs and items from parquet."),
-    CommandSpec("trie", "grinf.cli.trie", "Look into a trie, export it, or make a view of it."),
-    CommandSpec("make-sids", "grinf.cli.make_sids", "Make SIDs from item embeddings by residual k-means."),
-    CommandSpec("recall", "grinf.cli.recall", "Recall items for every query of a parquet file."),
-    CommandSpec("bench", "grinf.cli.bench", "Find the highest request rate that keeps a latency SLA."),
-    CommandSpec("doctor", "grinf.cli.doctor", "Check this machine, the model and the trie."),
-    CommandSpec("demo", "grinf.cli.demo", "Build a small retriever from real data and try it."),
-    CommandSpec("version", "grinf.cli.version", "Show the version."),
-)
+COMMANDS = {
+    "build-trie": "Build a trie of SIDs and items from parquet.",
+    "trie": "Look into a trie, export it, or make a view of it.",
+    "make-sids": "Make SIDs from item embeddings by residual k-means.",
+    "recall": "Recall items for every query of a parquet file.",
+    "bench": "Find the highest request rate that keeps a latency SLA.",
+    "doctor": "Check this machine, the model and the trie.",
+    "demo": "Build a small retriever from real data and try it.",
+    "version": "Show the version.",
+}
+"""What the first help screen says of each command."""
 
 INTRO = """Generative retrieval with Semantic IDs: a prompt in, legal SIDs and their items out.
 
@@ -84,11 +75,6 @@ class Invocation:
     quiet: bool
     debug: bool
 
-    @property
-    def schema(self) -> str:
-        """Name in the schema of a failure's JSON document."""
-        return self.command or "grinf"
-
     @classmethod
     def parse(cls, argv: Sequence[str]) -> "Invocation":
         """Split `argv`; everything after `--` is left as it is."""
@@ -107,14 +93,14 @@ class Invocation:
 
 def _first_command(words: Sequence[str]) -> str:
     first = next((word for word in words if not word.startswith("-")), "")
-    return first if any(first == spec.name for spec in COMMANDS) else ""
+    return first if first in COMMANDS else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return the exit code of the process."""
     call = Invocation.parse(sys.argv[1:] if argv is None else argv)
     console = Console(as_json=call.as_json, quiet=call.quiet)
-    sys.excepthook = _report_bug(console, call)
+    sys.excepthook = lambda kind, error, trace: _fail(error, call, console)  # For what nobody expected.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # A terminal without UTF-8 shows '?' and goes on.
@@ -123,11 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         answer = _run(call, console)
         return _emit(answer, console) if isinstance(answer, CommandResult) else answer
     except (GrinfError, OSError, MemoryError, KeyboardInterrupt, Terminated) as error:
-        if call.debug:
-            traceback.print_exc()
-        told, exit_code = explain(error)
-        console.fail(call.schema, told, exit_code)
-        return exit_code
+        return _fail(error, call, console)
 
 
 def _emit(result: CommandResult, console: Console) -> ExitCode:
@@ -135,8 +117,7 @@ def _emit(result: CommandResult, console: Console) -> ExitCode:
         console.emit(result)
         sys.stdout.flush()
     except OSError as error:
-        # What is still buffered can go nowhere; left there, Python would fail once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence(sys.stdout)
         if not isinstance(error, BrokenPipeError):  # That one means that `grinf ... | head` has read enough.
             raise
     return result.exit_code
@@ -174,13 +155,18 @@ def _build_app(chosen: str) -> typer.Typer:
         rich_markup_mode=None,  # Plain help: half the start-up time, and it survives a pipe.
     )
     app.callback()(_show_global_flags)
-    for spec in COMMANDS:
-        command = import_module(spec.module).command if spec.name == chosen else _not_loaded
+    for name, text in COMMANDS.items():
+        command = load_command(name) if name == chosen else _not_loaded
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=spec.name, short_help=spec.help, epilog=EPILOG, no_args_is_help=False)
+            app.add_typer(command, name=name, short_help=text, epilog=EPILOG, no_args_is_help=False)
         else:
-            app.command(spec.name, cls=PanelCommand, short_help=spec.help, epilog=EPILOG)(command)
+            app.command(name, cls=PanelCommand, short_help=text, epilog=EPILOG)(command)
     return app
+
+
+def load_command(name: str) -> Any:
+    """Import a command: a function, or a `typer.Typer`."""
+    return import_module(f"grinf.cli.{name.replace('-', '_')}").command
 
 
 class PanelCommand(TyperCommand):
@@ -219,6 +205,18 @@ def _command_to_complete() -> str:
     return _first_command(line.split()[1:])
 
 
+def _fail(error: BaseException, call: Invocation, console: Console) -> ExitCode:
+    """Report a failure."""
+    if call.debug:
+        traceback.print_exception(error)
+    told, exit_code = explain(error)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    console.fail(call.command or "grinf", told, exit_code)  # to its end, however often Ctrl-C is pressed
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    return exit_code
+
+
 def explain(error: BaseException) -> tuple[GrinfError, ExitCode]:
     """Tell a failure as what / why / fix, with the exit code that it means."""
     match error:
@@ -244,17 +242,6 @@ def explain(error: BaseException) -> tuple[GrinfError, ExitCode]:
 
 def _place(error: OSError) -> str:
     return str(error.filename) if error.filename else "the output"
-
-
-def _report_bug(console: Console, call: Invocation) -> Callable[..., None]:
-    """Make the hook that Python calls for an error nobody expected; the exit code is then 1."""
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if call.debug:
-            traceback.print_exception(kind, error, trace)
-        console.fail(call.schema, *explain(error))
-
-    return hook
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

@@ -40,16 +40,16 @@ def command(settings: DoctorSettings, console: Console) -> CommandResult:
     checks = [*_software(), *_gpus(settings), _disk(Path()), *_files(settings), *_kernels(settings)]
     failed = [check.name for check in checks if check.status == "fail"]
     rows = [[check.status, check.name, check.found, check.fix] for check in checks]
-    verdict = f"failed: {', '.join(failed)}" if failed else "nothing here stops grinf"
+    messages = [f"failed: {', '.join(failed)}" if failed else "nothing here stops grinf"]
     if not any(check.name.startswith("gpu ") for check in checks):
-        verdict += (
-            "\nwithout a GPU every command runs on the CPU; `grinf bench` can also simulate an engine (sim:)"
+        messages.append(
+            "without a GPU every command runs on the CPU; `grinf bench` can simulate an engine (sim:)"
         )
     return CommandResult(
         "doctor",
         {"checks": [asdict(check) for check in checks]},
         [Table("", ["", "check", "found", "fix"], rows)],
-        [verdict],
+        messages,
         ExitCode.ENVIRONMENT if failed else ExitCode.OK,
     )
 
@@ -88,10 +88,8 @@ def _gpus(settings: DoctorSettings) -> Iterator[Check]:
     asked = [device for device in settings.devices if device.startswith("cuda")]
     if not torch.cuda.is_available():
         missing = "the driver or the GPU" if torch.version.cuda else "a CUDA build of torch"
-        status, found = (
-            ("fail", f"none, where {', '.join(asked)} is asked for") if asked else ("warn", "none")
-        )
-        yield Check("gpu", status, found, f"needs {missing}; the CPU works without")
+        found = f"none, where {', '.join(asked)} is asked for" if asked else "none"
+        yield Check("gpu", "fail" if asked else "warn", found, f"needs {missing}; the CPU works without")
         return
     for index in range(torch.cuda.device_count()):
         name, (major, minor) = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
@@ -108,17 +106,13 @@ def _disk(folder: Path) -> Check:
 
 
 def _files(settings: DoctorSettings) -> Iterator[Check]:
-    if settings.model is None:
-        yield Check("model", "ok", "none is set", "--model DIR checks one")
-    else:
-        yield _readable("model", settings.model, _read_model)
-    if settings.trie is None:
-        yield Check("trie", "ok", "none is set", "--trie FILE checks one")
-    else:
-        yield _readable("trie", settings.trie, _read_trie)
+    yield _file("model", "DIR", settings.model, _read_model)
+    yield _file("trie", "FILE", settings.trie, _read_trie)
 
 
-def _readable(name: str, path: Path, read: Callable[[Path], str]) -> Check:
+def _file(name: str, metavar: str, path: Path | None, read: Callable[[Path], str]) -> Check:
+    if path is None:
+        return Check(name, "ok", "none is set", f"--{name} {metavar} checks one")
     try:
         return Check(name, "ok", f"{path}: {read(path)}")
     except GrinfError as error:
@@ -174,9 +168,8 @@ def _site(settings: DoctorSettings) -> "Site":
     return Site("cuda", 10 * major + minor, asked or dtype, head_dim, group, page_size)
 
 
-def _version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")[:2]))
 
 
 def _installed(distribution: str) -> str:

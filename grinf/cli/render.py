@@ -1,7 +1,6 @@
 """The only file that prints: a result on stdout (tables, or one JSON document), all talk on stderr."""
 
 import json
-import math
 import os
 import re
 import sys
@@ -11,8 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from grinf.errors import ExitCode, GrinfError, RowError
 
@@ -72,18 +70,30 @@ class Console:
     def _stderr(self) -> "rich.console.Console":
         from rich.console import Console as RichConsole
 
-        return RichConsole(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+        class Stderr(RichConsole):
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError  # rich itself would shut stdout and exit
+
+        return Stderr(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
     def info(self, text: str) -> None:
         """Say something that a reader may want to know; silent with `--quiet`."""
         if not self.quiet:
-            self._stderr.print(text, markup=False)
+            self._say(text)
 
     def warn(self, text: str) -> None:
         """Say something that a reader should know; silent with `--quiet`."""
         if not self.quiet:
-            self._stderr.print("warning:", style="yellow", end=" ")
+            self._say(text, "warning:", "yellow")
+
+    def _say(self, text: str, lead: str = "", style: str = "") -> None:
+        """Print on stderr; that nobody can read it any more is no reason to end a job."""
+        try:
+            if lead:
+                self._stderr.print(lead, style=style, end=" ")
             self._stderr.print(text, markup=False)
+        except OSError:
+            silence(sys.stderr)
 
     @contextmanager
     def progress(self, timed: str = "") -> Generator[OnProgress]:
@@ -121,16 +131,22 @@ class Console:
         if self.as_json:
             told = {"code": _code(error), "message": error.what, "why": error.why, "hint": error.fix}
             self._print_json(_document(command, "error", exit_code) | {"error": told})
-        self._stderr.print("error:", style="bold red", end=" ")
-        self._stderr.print(error.what, markup=False)
+        self._say(error.what, "error:", "bold red")
         if error.why:
-            self._stderr.print(f"  why: {error.why}", markup=False)
+            self._say(f"  why: {error.why}")
         if error.fix:
-            self._stderr.print(f"  fix: {error.fix}", markup=False)
+            self._say(f"  fix: {error.fix}")
 
     def _print_json(self, document: Mapping[str, Any]) -> None:
+        text = json.dumps(document, default=os.fspath)
+        plain = json.loads(text, parse_constant=lambda name: None)  # JSON has no NaN and no infinities.
         is_utf8 = (sys.stdout.encoding or "").lower().startswith("utf")
-        print(json.dumps(_jsonable(document), indent=2, ensure_ascii=not is_utf8, allow_nan=False))
+        print(json.dumps(plain, indent=2, ensure_ascii=not is_utf8, allow_nan=False))
+
+
+def silence(stream: TextIO) -> None:
+    """Let a stream that takes no more end in nothing: its buffer would make Python fail once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _document(command: str, status: str, exit_code: ExitCode) -> dict[str, Any]:
@@ -141,19 +157,6 @@ def _code(error: GrinfError) -> str:
     if isinstance(error, RowError):
         return error.code
     return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
-
-
-def _jsonable(value: Any) -> Any:
-    """Convert what JSON lacks: paths to text, tuples to lists, NaN and infinities to null."""
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
-    if isinstance(value, PurePath):
-        return str(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def _print_table(table: Table) -> None:

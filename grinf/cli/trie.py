@@ -20,8 +20,7 @@ File = Annotated[Path, typer.Argument(help="Trie file.", metavar="FILE", show_de
 ItemColumn = Annotated[
     str | None, typer.Option(help="Column of item ids [default: found by name].", metavar="NAME")
 ]
-
-
+ITEMS = typer.Option(help="Parquet file, folder or pattern of item ids.", metavar="ITEMS")
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything and write nothing.")]
 
 
@@ -132,8 +131,10 @@ def export(
 
     with ctx.ensure_object(Console).progress() as on_progress:
         rows = export_trie(file, output, overwrite=overwrite, on_progress=on_progress, dry_run=dry_run)
-    done = f"would write {output}" if dry_run else f"wrote {rows:,} SIDs to {output}"
-    return CommandResult("trie-export", {"output": output, "rows": rows}, messages=[done])
+    done = f"{output} is up to date: this version of the trie made it; nothing to do"
+    if rows is not None:
+        done = f"would write {output}" if dry_run else f"wrote {rows:,} SIDs to {output}"
+    return CommandResult("trie-export", {"output": output, "rows": rows or 0}, messages=[done])
 
 
 @command.command()
@@ -141,12 +142,7 @@ def view(
     ctx: typer.Context,
     file: File,
     name: Annotated[str, typer.Option(help="Name of the view.", metavar="NAME")],
-    items: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Parquet file, folder or pattern of the items that it lets through.", metavar="ITEMS"
-        ),
-    ] = None,
+    items: Annotated[list[Path] | None, ITEMS] = None,
     item_column: ItemColumn = None,
     remove: Annotated[bool, typer.Option("--remove", help="Forget the view.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a view of other items.")] = False,
@@ -169,9 +165,7 @@ def view(
 def delete(
     ctx: typer.Context,
     file: File,
-    items: Annotated[
-        list[Path], typer.Option(help="Parquet file, folder or pattern of items.", metavar="ITEMS")
-    ],
+    items: Annotated[list[Path], ITEMS],
     item_column: ItemColumn = None,
     dry_run: DryRun = False,
 ) -> CommandResult:

@@ -1,6 +1,7 @@
 """What Arrow's types hold, and texts that are none, asked in one place for all readers of columns."""
 
-import numpy as np
+from typing import Any
+
 import pyarrow as pa
 from pyarrow import types
 
@@ -28,27 +29,23 @@ def plain(column: pa.Array) -> pa.Array:
     return column.cast(plain_type(column.type))
 
 
-def bad_text(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Numbers of the rows with a text that is not UTF-8, in itself or in its list; int64, ascending."""
+def bad_text(column: pa.Array | pa.ChunkedArray) -> list[int]:
+    """Numbers of the rows with a text that is not UTF-8, in itself or in its list; ascending."""
     try:
         column.validate(full=True)
-        bad = []
     except pa.ArrowInvalid:
-        bad = [row for row, value in enumerate(column) if not _is_readable(value)]
-    return np.array(bad, np.int64)
-
-
-def _is_readable(value: pa.Scalar) -> bool:
-    try:
-        value.as_py()
-    except UnicodeDecodeError:
-        return False
-    return True
+        return [row for row, value in enumerate(column) if isinstance(_read(value), bytes)]
+    return []
 
 
 def shown(value: pa.Scalar) -> str:
     """A value as messages show it; what is not UTF-8 as its bytes."""
+    return str(_read(value))
+
+
+def _read(value: pa.Scalar) -> Any:
+    """What a scalar holds; the bytes of the first text in it that is not UTF-8."""
     try:
-        return str(value.as_py())
+        return value.as_py()
     except UnicodeDecodeError as error:
-        return str(error.object)
+        return error.object

@@ -13,8 +13,8 @@ import numpy as np
 from grinf.config.settings import BuildTrieSettings
 from grinf.errors import DataError, TrieFileError, UsageError
 from grinf.jobs import outputs
-from grinf.jobs.item_columns import ItemColumns
-from grinf.jobs.item_files import ItemFile, ParquetItems, open_items
+from grinf.jobs.item_columns import ItemColumns, ItemFile
+from grinf.jobs.item_files import open_items
 from grinf.jobs.item_rows import BadRows, ItemReader
 from grinf.jobs.parquet_files import find_files, source_of
 from grinf.jobs.sid_columns import Fault
@@ -22,6 +22,7 @@ from grinf.trie import store, view_file
 from grinf.trie.build import (
     DEFAULT_MEMORY_LIMIT,
     Layout,
+    OnProgress,
     Provenance,
     RowStore,
     SidShapes,
@@ -32,8 +33,6 @@ from grinf.trie.csr import Trie
 from grinf.trie.manifest import Source
 from grinf.trie.publish import publish
 from grinf.trie.tokens import TokenMapping, check_template, load_tokenizer, tokenizer_digest
-
-OnProgress = Callable[[str, int, int | None], None]
 
 NOT_CONTENT = {"items", "output", "tokenizer", "memory_limit", "overwrite", "dry_run"}
 """Settings that do not bear on what the trie holds (a tokenizer does by its content, not by its place)."""
@@ -104,7 +103,7 @@ def default_output(items: Path) -> Path:
 
 
 def _plan(settings: BuildTrieSettings) -> Plan:
-    files = _open_files(settings)
+    files = open_items(find_files(settings.items), settings)
     fingerprint = {key: value for key, value in settings.spelled().items() if key not in NOT_CONTENT}
     if settings.token_template is not None and settings.tokenizer is not None:
         check_template(settings.token_template)
@@ -113,16 +112,6 @@ def _plan(settings: BuildTrieSettings) -> Plan:
     sources = tuple(source_of(file.path, file.num_rows) for file in files)
     output = outputs.place(settings.output or default_output(settings.items[0]))
     return Plan(settings, files, sources, output, fingerprint)
-
-
-def _open_files(settings: BuildTrieSettings) -> list[ItemFile]:
-    """Open all files; the parquet files among them have the columns of the first one."""
-    files: list[ItemFile] = []
-    usual: ItemColumns | None = None
-    for path in find_files(settings.items):
-        files.append(open_items(path, settings, usual))
-        usual = usual or (files[-1].columns if isinstance(files[-1], ParquetItems) else None)
-    return files
 
 
 def _existing(plan: Plan) -> Trie | None:
@@ -211,7 +200,7 @@ def _choose_layout(rows: SidShapes, reader: ItemReader, settings: BuildTrieSetti
             raise _mixed_depths(by_depth, reader)
         bad.counts += Counter({Fault.WRONG_DEPTH.reason: by_depth.total() - by_depth[usual]})
         depths = {usual}
-    sizes = reader.codebook_sizes or tuple(
+    sizes = reader.rules.codebook_sizes or tuple(
         max(int(rows.largest[depth][level]) for depth in depths if depth > level) + 1
         for level in range(max(depths))
     )

@@ -1,5 +1,7 @@
 """From the numbers of a SID as they are given to its codes: level by level, each in its codebook."""
 
+from typing import Any
+
 import numpy as np
 
 from grinf.config.settings import BuildTrieSettings
@@ -26,19 +28,13 @@ class CodeRules:
     """
 
     def __init__(self, settings: BuildTrieSettings, packed: tuple[int, int] | None) -> None:
+        self._settings = settings
+        self._depths = set[int]()
         self.codebook_sizes = settings.codebook_sizes or ((packed[0],) * packed[1] if packed else None)
         Layout(self.codebook_sizes or (), settings.end_token)
-        self._flags = {"--codebook-sizes": settings.codebook_sizes, "--token-base": settings.token_base}
-        self._depths = set[int]()
-        self._fit_one = False
         if settings.offset_codes and self.codebook_sizes is None:
             why = "a level starts where the sizes before it end"
             raise UsageError("--offset-codes needs --codebook-sizes", why)
-        end = settings.end_token
-        self._allows_short = end is not None
-        self._has_offsets = settings.offset_codes
-        self._bases = settings.token_base
-        self._end_id = int(end) if end is not None and end.isdecimal() else None
 
     def check(self, numbers: np.ndarray, fault: np.ndarray, *, are_token_ids: bool) -> np.ndarray:
         """Mark the rows whose numbers are out of place or out of range, and give the codes of the others.
@@ -59,10 +55,8 @@ class CodeRules:
         if limits is None:
             return numbers
         depth = (numbers >= 0).sum(1)
-        is_wrong = (depth > len(limits)) if self._allows_short else (depth != len(limits))
         self._depths |= set(depth[fault == Fault.NONE].tolist())
-        self._fit_one |= bool((~is_wrong[fault == Fault.NONE]).any())
-        fault[(fault == Fault.NONE) & is_wrong] = Fault.WRONG_DEPTH
+        fault[(fault == Fault.NONE) & ~self._has_room(depth, len(limits))] = Fault.WRONG_DEPTH
         codes = numbers[:, : len(limits)]
         is_code, levels = codes >= 0, codes.shape[1]
         codes = codes - np.where(is_code, starts[:levels], 0)
@@ -76,22 +70,30 @@ class CodeRules:
         Raises:
             UsageError: Names the flag.
         """
-        flag, numbers = next(((flag, given) for flag, given in self._flags.items() if given), ("", ()))
-        if numbers and self._depths and not self._fit_one:
+        sizes, bases = self._settings.codebook_sizes, self._settings.token_base
+        flag, numbers = ("--codebook-sizes", sizes) if sizes else ("--token-base", bases)
+        if not numbers or not self._depths:
+            return
+        if not any(self._has_room(depth, len(numbers)) for depth in self._depths):
             given, have = ",".join(map(str, numbers)), ", ".join(map(str, sorted(self._depths)))
             what = f"{flag} {given} is for SIDs of {len(numbers)} codes, they have {have}"
             raise UsageError(what, fix="give one number per level")
+
+    def _has_room(self, depth: Any, levels: int) -> Any:
+        """Whether SIDs of a depth, or of each in an array, fit in a number of levels."""
+        return depth == levels if self._settings.end_token is None else depth <= levels
 
     def _ranges(self, *, are_token_ids: bool) -> tuple[np.ndarray, np.ndarray | None]:
         """Number of code 0, and how many codes there can be, per level; None: any depth, any code."""
         sizes = None if self.codebook_sizes is None else np.array(self.codebook_sizes)
         if not are_token_ids:
-            starts = np.zeros(0 if sizes is None else len(sizes), np.int64)
-            return (np.cumsum(sizes) - sizes if self._has_offsets and sizes is not None else starts), sizes
-        if self._bases is None:
+            if sizes is None:
+                return np.zeros(0, np.int64), None
+            return (np.cumsum(sizes) - sizes if self._settings.offset_codes else np.zeros_like(sizes)), sizes
+        if self._settings.token_base is None:
             why = "a code is its token id less the one of code 0 of its level"
             raise UsageError("token ids need --token-base", why, "add --token-base ID,ID,ID")
-        bases = np.array(self._bases)
+        bases = np.array(self._settings.token_base)
         if sizes is not None and len(sizes) == len(bases):
             return bases, sizes
         after = np.append(np.sort(bases), MAX_CODE)
@@ -99,9 +101,10 @@ class CodeRules:
 
     def _without_end(self, token_ids: np.ndarray) -> np.ndarray:
         """Drop the END of SIDs that have one."""
-        if self._end_id is None or token_ids.shape[1] < 2:
+        end = self._settings.end_token
+        if end is None or not end.isdecimal() or token_ids.shape[1] < 2:
             return token_ids
         last = np.maximum((token_ids >= 0).sum(1) - 1, 0)
         is_end = np.zeros(token_ids.shape, bool)
         is_end[np.arange(len(last)), last] = last > 0
-        return np.where(is_end & (token_ids == self._end_id), -1, token_ids)
+        return np.where(is_end & (token_ids == int(end)), -1, token_ids)

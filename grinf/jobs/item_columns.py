@@ -1,9 +1,10 @@
 """Which columns of a catalogue hold items, SIDs and weights: by the settings, else by their usual names."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -44,39 +45,46 @@ class Piece:
     Attributes:
         batch: The columns, by the names of the file's `ItemColumns`.
         tell: Says where a row is and what it holds, for messages.
-        fault: uint8 [n], `Fault` of rows that a column cannot express, and that are null in the batch; None:
-            there are none.
+        fault: uint8 [n], `Fault` of rows that a column cannot express, and that are null in the batch.
     """
 
     batch: pa.RecordBatch
     tell: Callable[[int], str]
-    fault: np.ndarray | None = None
+    fault: np.ndarray
 
 
-def choose_columns(names: Sequence[str], settings: BuildTrieSettings) -> ItemColumns:
-    """Take the columns that the settings name, else those with a usual name.
+@dataclass(frozen=True, slots=True)
+class ItemFile:
+    """A file of items, whatever its format.
+
+    Attributes:
+        columns: What its rows hold.
+        num_rows: Rows, with those that cannot be used.
+        pieces: Reads all rows, some at a time. DataError: the file is damaged.
+    """
+
+    path: Path
+    columns: ItemColumns
+    num_rows: int
+    pieces: Callable[[], Iterator[Piece]]
+
+
+def choose_columns(path: Path, names: Sequence[str], settings: BuildTrieSettings) -> ItemColumns:
+    """Take the columns of a file that the settings name, else those with a usual name.
 
     Raises:
         UsageError: A column is missing or cannot be found by name.
     """
-    sids = settings.sid_columns or ((settings.sid_column,) if settings.sid_column else ())
-    for flag, column in (
-        ("--item-column", settings.item_column),
-        ("--weight-column", settings.weight_column),
-        *(("--sid-column", column) for column in sids),
-    ):
-        if column is not None and column not in names:
-            raise missing(f"there is no column {column!r} for {flag}", names, column)
-    item = settings.item_column or next((name for name in ITEM_NAMES if name in names), None)
-    if item is None:
-        raise missing("no column looks like item ids; name it by --item-column", names, "item_id")
-    sids = (
-        sids
-        or next(((name,) for name in SID_NAMES if name in names and name != item), ())
-        or _level_columns(names)
-    )
+    item = find_column(path, names, "--item-column", settings.item_column, ITEM_NAMES, "item ids")
+    if settings.weight_column is not None:
+        find_column(path, names, "--weight-column", settings.weight_column)
+    given = settings.sid_columns or ((settings.sid_column,) if settings.sid_column else ())
+    sids = tuple(find_column(path, names, "--sid-column", column) for column in given)
+    others = [name for name in names if name != item]
+    if not sids and not any(name in SID_NAMES for name in others):
+        sids = _level_columns(others)
     if not sids:
-        raise missing("no column looks like SIDs; name it by --sid-column or --sid-columns", names, "sid")
+        sids = (find_column(path, others, "--sid-column or --sid-columns", None, SID_NAMES, "SIDs"),)
     return ItemColumns(item, sids, settings.weight_column)
 
 
@@ -88,8 +96,25 @@ def _level_columns(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in numbered.values() if ONLY_LEVEL.fullmatch(name))
 
 
-def missing(what: str, names: Sequence[str], wanted: str) -> UsageError:
-    """Make the error for a column that is not there."""
-    near = get_close_matches(wanted, names, 1)
-    fix = f"did you mean {near[0]!r}?" if near else ""
-    return UsageError(what, f"the columns are: {', '.join(names)}", fix)
+def find_column(
+    path: Path, names: Sequence[str], flag: str, given: str | None, usual: Sequence[str] = (), holds: str = ""
+) -> str:
+    """Find a column of a file: the given one, else the first that has a usual name.
+
+    Args:
+        path, names: The file and its columns.
+        flag: Names such a column.
+        given: What the flag says; None: nothing.
+        usual: Usual names.
+        holds: What is in such a column.
+
+    Raises:
+        UsageError: There is none.
+    """
+    found = next((name for name in ((given,) if given is not None else usual) if name in names), None)
+    if found is not None:
+        return found
+    what = f"{path} has no column {given!r}" if given else f"{path}: no column looks like {holds}"
+    near = get_close_matches(given or usual[0], names, 1)
+    fix = f"did you mean {near[0]!r}?" if near else f"name one by {flag}"
+    raise UsageError(what, f"the columns are: {', '.join(names)}", fix)

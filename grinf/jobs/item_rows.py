@@ -11,8 +11,7 @@ from grinf.config.settings import BuildTrieSettings
 from grinf.errors import DataError, UsageError
 from grinf.jobs.arrow_types import is_text, plain_type
 from grinf.jobs.code_rules import TOKEN_IDS_FORMAT, CodeRules
-from grinf.jobs.item_columns import TOKEN_IDS
-from grinf.jobs.item_files import ItemFile, Piece
+from grinf.jobs.item_columns import TOKEN_IDS, ItemFile, Piece
 from grinf.jobs.sid_columns import Fault, SidReader
 from grinf.trie.build import ItemRows
 
@@ -56,22 +55,19 @@ class ItemReader:
 
     Args:
         settings: Formats, codebook sizes, END.
+
+    Attributes:
+        first_of_depth: Of each number of codes, where the first row is and what it holds.
     """
 
     def __init__(self, settings: BuildTrieSettings) -> None:
         self.bad_rows = BadRows()
         self.rows_read = 0
         self.first_of_depth: dict[int, str] = {}
-        self._has_token_ids = settings.sid_format == TOKEN_IDS_FORMAT
-        self._sid_format = "codes" if self._has_token_ids else settings.sid_format
-        self._sids = SidReader(self._sid_format)
-        self._rules = CodeRules(settings, self._sids.packed)
+        self._format = settings.sid_format
+        self._sids = SidReader("codes" if self._format == TOKEN_IDS_FORMAT else self._format)
+        self.rules = CodeRules(settings, self._sids.packed)
         self._id_type: pa.DataType | None = None
-
-    @property
-    def codebook_sizes(self) -> tuple[int, ...] | None:
-        """Codes per level; None: as the rows show."""
-        return self._rules.codebook_sizes
 
     def read(self, file: ItemFile) -> Iterator[ItemRows]:
         """Yield the usable rows of a file.
@@ -97,7 +93,7 @@ class ItemReader:
             UsageError: Names the setting.
         """
         self._sids.refuse_unread()
-        self._rules.refuse_levels()
+        self.rules.refuse_levels()
 
     def _check(self, piece: Piece, file: ItemFile) -> ItemRows:
         columns, batch = file.columns, piece.batch
@@ -108,11 +104,10 @@ class ItemReader:
         sids = self._sids.read([batch[name] for name in columns.sids], columns.sids)
         ids = self._read_ids(batch[columns.item], columns.item)
         weights = None if columns.weight is None else _read_weights(batch[columns.weight], columns.weight)
-        fault = sids.fault
-        if piece.fault is not None:
-            fault[piece.fault != Fault.NONE] = piece.fault[piece.fault != Fault.NONE]
-        are_token_ids = self._has_token_ids or (self._sid_format == "auto" and columns.sids == (TOKEN_IDS,))
-        codes = self._rules.check(sids.codes, fault, are_token_ids=are_token_ids)
+        fault = np.where(piece.fault, piece.fault, sids.fault)
+        is_named_so = self._format == "auto" and columns.sids == (TOKEN_IDS,)
+        are_token_ids = self._format == TOKEN_IDS_FORMAT or is_named_so
+        codes = self.rules.check(sids.codes, fault, are_token_ids=are_token_ids)
         fault[(fault == Fault.NONE) & ids.is_null().to_numpy(zero_copy_only=False)] = Fault.NULL_ITEM
         if weights is not None:
             fault[(fault == Fault.NONE) & np.isnan(weights)] = Fault.BAD_WEIGHT

@@ -1,26 +1,29 @@
 """Rows that were read from JSON, as columns of Arrow; what most values are, says what a column's type is."""
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from grinf.jobs.arrow_types import is_list
 from grinf.jobs.item_columns import ItemColumns, Piece
 from grinf.jobs.sid_columns import Fault
 
 SHOWN_TEXT = 120
-SID_TYPES: dict[str, pa.DataType] = {
+TYPES: dict[str, pa.DataType] = {
+    "": pa.null(),
+    "number": pa.int64(),
+    "text": pa.large_string(),
     "codes": pa.list_(pa.int64()),
     "tokens": pa.list_(pa.large_string()),
-    "text": pa.large_string(),
-    "number": pa.int64(),
 }
-ITEM_TYPES: dict[str, pa.DataType] = {"number": pa.int64(), "text": pa.large_string()}
+ITEM_KINDS = ("number", "text")
+SID_KINDS = ("codes", "tokens", "text", "number")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,83 +38,67 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """How often a name has a value of each kind, in a whole file, so that its order decides nothing."""
+class Kinds:
+    """What most items and most SIDs of a file are: keys of TYPES; empty: there is no value."""
 
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    item: str
+    sid: str
 
-    def note(self, name: str, value: Any) -> None:
-        """Take a value."""
-        self.counts[name, _kind(value)] += 1
-
-    @property
-    def names(self) -> list[str]:
-        """Every name."""
-        return list(dict.fromkeys(name for name, _ in self.counts))
-
-    def types(self, item: str, sids: Sequence[str]) -> "Types":
-        """What most values of an item, and of a SID, are.
+    @classmethod
+    def of(cls, counts: Counter[tuple[str, str]], item: str, sids: Sequence[str]) -> "Kinds":
+        """Decide by how often each name has a value of each kind in a whole file: its order decides nothing.
 
         Args:
+            counts: Of (name, kind).
             item: Name of the items.
             sids: Name of the SIDs, or of each level of them.
         """
-        sid = self._usual(sids, tuple(SID_TYPES))
-        if len(sids) > 1:
-            sid = {"number": "codes", "text": "tokens"}.get(self._usual(sids, ("number", "text")))
-        return Types(ITEM_TYPES.get(self._usual([item], tuple(ITEM_TYPES))), SID_TYPES.get(sid or ""))
-
-    def _usual(self, names: Sequence[str], kinds: Sequence[str]) -> str:
-        counts = {kind: sum(self.counts[name, kind] for name in names) for kind in kinds}
-        return max(counts, key=lambda kind: counts[kind]) if any(counts.values()) else ""
+        if len(sids) == 1:
+            return cls(_usual(counts, [item], ITEM_KINDS), _usual(counts, sids, SID_KINDS))
+        whole = {"number": "codes", "text": "tokens", "": ""}
+        return cls(_usual(counts, [item], ITEM_KINDS), whole[_usual(counts, sids, tuple(whole))])
 
 
-@dataclass(frozen=True, slots=True)
-class Types:
-    """Types of the columns of a file; None: there is no value for one."""
-
-    item: pa.DataType | None
-    sid: pa.DataType | None
-
-    def to_pieces(self, rows: Iterator[Row], columns: ItemColumns, size: int) -> Iterator[Piece]:
-        """Put rows into batches of at most `size`."""
-        while some := list(islice(rows, size)):
-            yield self._to_piece(some, columns)
-
-    def _to_piece(self, rows: Sequence[Row], columns: ItemColumns) -> Piece:
-        items, sids, weights = [], [], []
-        fault = np.array([row.fault for row in rows], np.uint8)
-        for number, row in enumerate(rows):
-            item, wrong = self._fit_item(row.item)
-            sid, unfit = self._fit_sid(row.sid)
-            items.append(item)
-            sids.append(sid)
-            weights.append(_as_float(row.weight))
-            fault[number] = fault[number] or unfit or wrong
-        arrays = {columns.item: pa.array(items, self.item or pa.null())}
-        arrays |= {columns.sids[0]: pa.array(sids, self.sid or pa.null())}
-        if columns.weight is not None:
-            arrays[columns.weight] = pa.array(weights, pa.float64())
-        return Piece(pa.record_batch(arrays), lambda row: _tell(rows[row]), fault)
-
-    def _fit_item(self, value: Any) -> tuple[Any, Fault]:
-        if value is None:
-            return None, Fault.NONE
-        kind = ITEM_TYPES.get(_kind(value))
-        return (value, Fault.NONE) if kind is not None and kind == self.item else (None, Fault.BAD_ITEM)
-
-    def _fit_sid(self, value: Any) -> tuple[Any, Fault]:
-        if value is None:
-            return None, Fault.NONE
-        kind = _kind(value)
-        is_empty = kind == "" and self.sid is not None and is_list(self.sid)
-        if is_empty or (kind in SID_TYPES and SID_TYPES[kind] == self.sid):
-            return value, Fault.NONE
-        return None, {"": Fault.NO_CODES, "large": Fault.BAD_CODE}.get(kind, Fault.UNREADABLE)
+def _usual(counts: Counter[tuple[str, str]], names: Sequence[str], kinds: Sequence[str]) -> str:
+    found = {kind: sum(counts[name, kind] for name in names) for kind in kinds}
+    return max(found, key=found.__getitem__) if any(found.values()) else ""
 
 
-def _kind(value: Any) -> str:
-    """How a value is given: a key of SID_TYPES; "" is a list of nothing, `large` has no int64, or `junk`."""
+def to_pieces(rows: Iterable[Row], columns: ItemColumns, kinds: Kinds, size: int) -> Iterator[Piece]:
+    """Put rows into batches of at most `size`; values that do not fit a column are null, with a fault."""
+    rows = iter(rows)
+    while some := list(islice(rows, size)):
+        yield _to_piece(some, columns, kinds)
+
+
+def _to_piece(rows: Sequence[Row], columns: ItemColumns, kinds: Kinds) -> Piece:
+    sids = [_misfit(row.sid, kinds.sid) for row in rows]
+    items = [Fault.BAD_ITEM if _misfit(row.item, kinds.item) else Fault.NONE for row in rows]
+    arrays = {
+        columns.item: _fitting([row.item for row in rows], items, kinds.item),
+        columns.sids[0]: _fitting([row.sid for row in rows], sids, kinds.sid),
+    }
+    if columns.weight is not None:
+        arrays[columns.weight] = pa.array([_as_float(row.weight) for row in rows], pa.float64())
+    faults = [row.fault or sid or item for row, sid, item in zip(rows, sids, items, strict=True)]
+    return Piece(pa.record_batch(arrays), lambda row: _tell(rows[row]), np.array(faults, np.uint8))
+
+
+def _fitting(values: Sequence[Any], faults: Sequence[Fault], kind: str) -> pa.Array:
+    fit = [None if fault else value for value, fault in zip(values, faults, strict=True)]
+    return pa.array(fit, TYPES[kind])
+
+
+def _misfit(value: Any, kind: str) -> Fault:
+    """Why a SID does not fit a column of a kind; null fits any."""
+    given = kind_of(value)
+    if value is None or given == kind:
+        return Fault.NONE
+    return {"empty": Fault.NO_CODES, "large": Fault.BAD_CODE}.get(given, Fault.UNREADABLE)
+
+
+def kind_of(value: Any) -> str:
+    """How a value is given: a key of TYPES; or `empty`: a list of nothing, `large`: beyond int64, `junk`."""
     if type(value) is int:
         return "number" if _is_int64(value) else "large"
     if _is_unicode(value):
@@ -120,19 +107,17 @@ def _kind(value: Any) -> str:
         return "junk"
     given = [element for element in value if element is not None]
     if all(type(element) is int for element in given):
-        return "" if not given else "codes" if all(map(_is_int64, given)) else "large"
+        return "empty" if not given else "codes" if all(map(_is_int64, given)) else "large"
     return "tokens" if all(map(_is_unicode, given)) else "junk"
 
 
-def _is_int64(value: Any) -> bool:
-    return type(value) is int and -(2**63) <= value < 2**63
+def _is_int64(value: int) -> bool:
+    return -(2**63) <= value < 2**63
 
 
 def _is_unicode(value: Any) -> bool:
     """Whether a value is a text that UTF-8 has bytes for: JSON can spell half a character."""
-    if not isinstance(value, str):
-        return False
-    return value.isascii() or not any(0xD800 <= ord(mark) < 0xE000 for mark in value)
+    return isinstance(value, str) and not _SURROGATE.search(value)
 
 
 def _as_float(weight: Any) -> float | None:

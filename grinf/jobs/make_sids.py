@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +17,8 @@ from grinf.errors import DataError, UsageError
 from grinf.jobs import outputs
 from grinf.jobs.arrow_types import is_list
 from grinf.jobs.extras import require
-from grinf.jobs.item_columns import ITEM_NAMES
-from grinf.jobs.parquet_files import columns_of, find_files, open_parquet, refuse_bad_text, source_of
+from grinf.jobs.item_columns import ITEM_NAMES, find_column
+from grinf.jobs.parquet_files import columns_of, find_files, mark_of, open_parquet, refuse_bad_text, source_of
 from grinf.jobs.residual_kmeans import SidQuality, measure_sids, residual_kmeans
 from grinf.trie.publish import replacing
 
@@ -45,10 +44,10 @@ class MakeSidsReport:
     output: Path
     item_column: str
     embedding_column: str
-    num_items: int
-    dim: int
-    quality: SidQuality | None
-    seconds: float
+    num_items: int = 0
+    dim: int = 0
+    quality: SidQuality | None = None
+    seconds: float = 0.0
 
 
 def run_make_sids(settings: MakeSidsSettings, on_progress: OnProgress) -> MakeSidsReport:
@@ -65,78 +64,43 @@ def run_make_sids(settings: MakeSidsSettings, on_progress: OnProgress) -> MakeSi
     files = find_files(settings.embeddings)
     with open_parquet(files[0]) as first:
         names = columns_of(files[0], first)
-    item = _column(names, settings.item_column, "--item-column", ITEM_NAMES)
-    embedding = _column(names, settings.embedding_column, "--embedding-column", EMBEDDING_NAMES)
+    item = find_column(files[0], names, "--item-column", settings.item_column, ITEM_NAMES, "item ids")
+    embedding = find_column(
+        files[0], names, "--embedding-column", settings.embedding_column, EMBEDDING_NAMES, "embeddings"
+    )
     output = outputs.place(settings.output or Path(f"{settings.embeddings[0].stem}.sids.parquet"))
-    made_from = _made_from(settings, files)
     outputs.refuse_inputs([output], files, settings.embeddings)
-    status: Literal["made", "unchanged", "planned"] = "planned" if settings.dry_run else "made"
-    if _is_made(output, made_from, overwrite=settings.overwrite):
-        status = "unchanged"
-    quality, vectors = None, np.empty((0, 0), np.float32)
-    if status != "unchanged":
-        table, vectors = _read(files, item, embedding)
-        if not settings.dry_run:
-            sids = residual_kmeans(
-                vectors,
-                settings.levels,
-                settings.codebook_size,
-                settings.seed,
-                balanced=settings.balanced,
-                unique=settings.unique,
-                on_level=lambda done: on_progress("cluster", done, settings.levels),
-            ).codes
-            quality = measure_sids(sids)
-            _write(output, table, sids, made_from)
-    seconds = time.perf_counter() - started
-    return MakeSidsReport(status, output, item, embedding, len(vectors), vectors.shape[1], quality, seconds)
-
-
-def _write(output: Path, table: pa.Table, sids: np.ndarray, made_from: dict[str, Any]) -> None:
+    made_from = _made_from(settings, files)
+    found = outputs.existing(output, lambda path: mark_of(path, MADE_FROM), "grinf make-sids")
+    if found == made_from:
+        return MakeSidsReport("unchanged", output, item, embedding)
+    if found is not None and not settings.overwrite:
+        raise outputs.exists(output)
+    table, vectors = _read(files, item, embedding)
+    num_items, dim = vectors.shape
+    if settings.dry_run:
+        return MakeSidsReport("planned", output, item, embedding, num_items, dim)
+    sids = residual_kmeans(
+        vectors,
+        settings.levels,
+        settings.codebook_size,
+        settings.seed,
+        balanced=settings.balanced,
+        unique=settings.unique,
+        on_level=lambda done: on_progress("cluster", done, settings.levels),
+    ).codes
     table = table.append_column("sid", pa.array(list(sids), pa.list_(pa.int32())))
     with outputs.writing(output), replacing(output) as temporary:
-        metadata = {MADE_FROM: json.dumps(made_from).encode()}
-        pq.write_table(table.replace_schema_metadata(metadata), temporary, compression="zstd")
+        pq.write_table(table.replace_schema_metadata({MADE_FROM: made_from}), temporary, compression="zstd")
+    seconds = time.perf_counter() - started
+    return MakeSidsReport("made", output, item, embedding, num_items, dim, measure_sids(sids), seconds)
 
 
-def _column(names: Sequence[str], given: str | None, flag: str, usual: Sequence[str]) -> str:
-    found = next((name for name in ((given,) if given else usual) if name in names), None)
-    if found is not None:
-        return found
-    near = get_close_matches(given or usual[0], names, 1)
-    fix = f"did you mean {near[0]!r}?" if near else f"name it by {flag}"
-    raise UsageError(
-        f"there is no column {given or ' or '.join(usual)}", f"the columns are: {', '.join(names)}", fix
-    )
-
-
-def _made_from(settings: MakeSidsSettings, files: Sequence[Path]) -> dict[str, Any]:
-    """What decides the SIDs."""
+def _made_from(settings: MakeSidsSettings, files: Sequence[Path]) -> bytes:
+    """What decides the SIDs, as JSON."""
     apart = {"embeddings", "output", "overwrite", "dry_run"}
     content = {key: value for key, value in settings.spelled().items() if key not in apart}
-    return {"settings": content, "inputs": [source_of(path).digest for path in files]}
-
-
-def _is_made(output: Path, made_from: dict[str, Any], *, overwrite: bool) -> bool:
-    """Whether the output is already what would be made.
-
-    Raises:
-        UsageError: It is something else, and must not be replaced.
-    """
-    found = outputs.existing(output, _note, "grinf make-sids")
-    if found is None or found == made_from:
-        return found is not None
-    if not overwrite:
-        raise outputs.exists(output)
-    return False
-
-
-def _note(path: Path) -> dict[str, Any] | None:
-    """What SIDs were made from; None: the file says nothing of it."""
-    try:
-        return json.loads((pq.read_schema(path).metadata or {})[MADE_FROM])
-    except (pa.ArrowException, OSError, KeyError, ValueError):
-        return None
+    return json.dumps({"settings": content, "inputs": [source_of(path).digest for path in files]}).encode()
 
 
 def _read(files: Sequence[Path], item: str, embedding: str) -> tuple[pa.Table, np.ndarray]:
@@ -145,14 +109,13 @@ def _read(files: Sequence[Path], item: str, embedding: str) -> tuple[pa.Table, n
     vectors: list[np.ndarray] = []
     for path in files:
         with open_parquet(path) as file:
-            columns_of(path, file)
+            names = columns_of(path, file)
+            find_column(path, names, "--item-column", item)
+            find_column(path, names, "--embedding-column", embedding)
             table = file.read()
-        for name in (item, embedding):
-            if name not in table.column_names:
-                raise UsageError(f"{path} has no column {name!r}", f"it has: {', '.join(table.column_names)}")
         refuse_bad_text(path, table[item])
         vectors.append(_vectors(path, table[embedding], vectors[0].shape[1] if vectors else None))
-        tables.append(table.drop_columns([name for name in (embedding, "sid") if name in table.column_names]))
+        tables.append(table.drop_columns([name for name in (embedding, "sid") if name in names]))
     try:
         return pa.concat_tables(tables), np.concatenate(vectors)
     except pa.ArrowInvalid as error:

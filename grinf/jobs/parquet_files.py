@@ -1,7 +1,7 @@
 """Parquet files of a catalogue: which ones there are, and what each of them is."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from glob import escape, glob, has_magic
 from pathlib import Path
@@ -81,15 +81,40 @@ def columns_of(path: Path, file: pq.ParquetFile) -> list[str]:
     return names
 
 
+def stream(path: Path, columns: Sequence[str], rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield some columns in batches of at most `rows`, each with the number of its first row.
+
+    Raises:
+        DataError: The file is damaged.
+    """
+    first_row = 0
+    with open_parquet(path) as file:
+        try:
+            for batch in file.iter_batches(rows, columns=list(columns)):
+                yield first_row, batch
+                first_row += batch.num_rows
+        except (pa.ArrowInvalid, OSError) as error:
+            what = f"{path} cannot be read past row {first_row}"
+            raise DataError(what, str(error).splitlines()[0]) from error
+
+
 def refuse_bad_text(path: Path, ids: pa.Array | pa.ChunkedArray, first_row: int = 0) -> None:
     """Refuse item ids that are no text.
 
     Raises:
         DataError: Names the row of the first one; `first_row` is that of the column.
     """
-    for row in bad_text(ids)[:1].tolist():
+    for row in bad_text(ids)[:1]:
         what = f"{path} row {first_row + row} ({shown(ids[row])[:80]}): the item id is not UTF-8"
         raise DataError(what, fix="correct or remove it")
+
+
+def mark_of(path: Path, key: bytes) -> bytes | None:
+    """What the command that wrote a file noted in its metadata; None: another program wrote it."""
+    try:
+        return (pq.read_schema(path).metadata or {}).get(key)
+    except (pa.ArrowException, OSError):
+        return None
 
 
 def source_of(path: Path, num_rows: int | None = None) -> Source:
@@ -98,10 +123,7 @@ def source_of(path: Path, num_rows: int | None = None) -> Source:
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             digest.update(block)
-    rows = _rows_of(path) if num_rows is None else num_rows
-    return Source(str(path), path.stat().st_size, rows, digest.hexdigest())
-
-
-def _rows_of(path: Path) -> int:
-    with open_parquet(path) as file:
-        return file.metadata.num_rows
+    if num_rows is None:
+        with open_parquet(path) as table:
+            num_rows = int(table.metadata.num_rows)
+    return Source(str(path), path.stat().st_size, num_rows, digest.hexdigest())

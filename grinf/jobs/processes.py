@@ -9,8 +9,8 @@ import queue
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -56,12 +56,6 @@ class Child:
         finally:
             far_end.close()  # So that the pipe ends when the child does.
             self._unblock(before)
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        assert self._process.pid is not None
-        return self._process.pid
 
     def send(self, message: object) -> None:
         """Hand over a message; waits for nothing.
@@ -113,21 +107,13 @@ class Child:
         return ChildDied(f"the process of {self.name} was ended by {name}", why)
 
 
-@contextmanager
-def closing(children: list[Child]) -> Generator[list[Child]]:
-    """End children, also those that join the list later, when the block ends."""
-    try:
-        yield children
-    finally:
-        close_all(children)
-
-
-def close_all(children: Iterable[Child]) -> None:
-    """End children, all at the same time."""
-    for child in children:
-        child.pipe.close()
-    for child in children:
-        child.close()
+def close_all(children: Sequence[Child]) -> None:
+    """End children, all at the same time, and every one of them even if a signal interrupts that."""
+    with ExitStack() as stack:
+        for child in children:
+            stack.callback(child.close)
+        for child in children:
+            child.pipe.close()
 
 
 def settings_on(settings: S, device: str) -> S:

@@ -12,7 +12,6 @@ from grinf.errors import DataError
 
 POINTS_PER_CENTROID = 64
 """Vectors that a centroid is learned from; more only cost time."""
-CHUNK = 8192
 MAX_LOAD = 1.5
 """Most vectors of a code in a balanced level, as a multiple of its fair share."""
 
@@ -81,6 +80,8 @@ def residual_kmeans(
     Raises:
         DataError: `unique`, but more than K vectors share all codes but the last.
     """
+    from sklearn.metrics import pairwise_distances_argmin
+
     residual = vectors - vectors.mean(axis=0)
     prefix = np.zeros(len(vectors), np.int64)
     codes: list[np.ndarray] = []
@@ -92,7 +93,7 @@ def residual_kmeans(
         elif balanced:
             chosen = _assign_evenly(residual, centroids)
         else:
-            chosen = _nearest(residual, centroids)[0]
+            chosen = pairwise_distances_argmin(residual, centroids)
         residual = residual - centroids[chosen]
         prefix = np.unique(prefix * codebook_size + chosen, return_inverse=True)[1]
         codes.append(chosen)
@@ -131,30 +132,16 @@ def _learn_centroids(vectors: np.ndarray, codebook_size: int, seed: int) -> np.n
         return kmeans.fit(sample).cluster_centers_.astype(np.float32)
 
 
-def _distances(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
-    """Squared distances, [n, K]."""
-    dots = vectors @ centroids.T
-    return (vectors**2).sum(axis=1, keepdims=True) - 2 * dots + (centroids**2).sum(axis=1)
-
-
-def _nearest(vectors: np.ndarray, centroids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Index and squared distance of the nearest centroid, [n] each."""
-    index, distance = np.empty(len(vectors), np.int64), np.empty(len(vectors), np.float32)
-    for start in range(0, len(vectors), CHUNK):
-        rows = slice(start, start + CHUNK)
-        found = _distances(vectors[rows], centroids)
-        index[rows], distance[rows] = found.argmin(axis=1), found.min(axis=1)
-    return index, distance
-
-
 def _assign_evenly(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     """Fill centroids to their capacity, nearest vectors first; the others turn to those with room left."""
+    from sklearn.metrics import pairwise_distances_argmin_min
+
     room = np.full(len(centroids), math.ceil(MAX_LOAD * len(vectors) / len(centroids)))
     chosen = np.empty(len(vectors), np.int64)
     left = np.arange(len(vectors))
     while len(left):
         has_room = np.flatnonzero(room > 0)
-        best, distance = _nearest(vectors[left], centroids[has_room])
+        best, distance = pairwise_distances_argmin_min(vectors[left], centroids[has_room])
         order = np.lexsort((distance, best))
         left, best = left[order], has_room[best[order]]
         fits = np.arange(len(best)) - np.searchsorted(best, best) < room[best]
@@ -167,6 +154,7 @@ def _assign_evenly(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
 def _assign_unique(vectors: np.ndarray, centroids: np.ndarray, prefix: np.ndarray) -> np.ndarray:
     """Within each prefix, give every vector another code at the least total distance."""
     from scipy.optimize import linear_sum_assignment
+    from scipy.spatial.distance import cdist
 
     chosen = np.empty(len(vectors), np.int64)
     order = np.argsort(prefix, kind="stable")
@@ -177,5 +165,6 @@ def _assign_unique(vectors: np.ndarray, centroids: np.ndarray, prefix: np.ndarra
                 "it alone cannot tell them apart",
                 "use more levels or a larger codebook, or let items share a SID",
             )
-        chosen[members] = linear_sum_assignment(_distances(vectors[members], centroids))[1]
+        distances = cdist(vectors[members], centroids, "sqeuclidean")
+        chosen[members] = linear_sum_assignment(distances)[1]
     return chosen

@@ -9,6 +9,7 @@
 805421155                  one packed integer
 """
 
+import itertools
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -31,42 +32,29 @@ FORMATS = "auto, codes, tokens, token-ids, packed:KxL, or regex:PATTERN with one
 
 
 class Fault(IntEnum):
-    """Why a row cannot be used."""
+    """Why a row cannot be used; `reason` is the fault in words."""
 
-    NONE = 0
-    NULL_SID = 1
-    NULL_CODE = 2
-    NO_CODES = 3
-    TOO_DEEP = 4
-    BAD_CODE = 5
-    UNREADABLE = 6
-    WRONG_DEPTH = 7
-    NULL_ITEM = 8
-    BAD_WEIGHT = 9
-    BAD_RECORD = 10
-    BAD_ITEM = 11
-    NOT_UTF8 = 12
+    reason: str
 
-    @property
-    def reason(self) -> str:
-        """The fault in words."""
-        return _REASONS[self]
+    def __new__(cls, number: int, reason: str) -> "Fault":
+        """Keep the reason with the number."""
+        fault = int.__new__(cls, number)
+        fault._value_, fault.reason = number, reason
+        return fault
 
-
-_REASONS = {
-    Fault.NULL_SID: "SID is null",
-    Fault.NULL_CODE: "SID has a null code",
-    Fault.NO_CODES: "SID has no codes",
-    Fault.TOO_DEEP: f"SID has more than {MAX_LEVELS} codes",
-    Fault.BAD_CODE: "code is not in the codebook",
-    Fault.UNREADABLE: "SID is not in the expected format",
-    Fault.WRONG_DEPTH: "SID has another number of codes",
-    Fault.NULL_ITEM: "item id is null",
-    Fault.BAD_WEIGHT: "weight is null or NaN",
-    Fault.BAD_RECORD: "it is no JSON object, or has a name twice",
-    Fault.BAD_ITEM: "item id is no text or int64, or not of the type of most ids",
-    Fault.NOT_UTF8: "text is not UTF-8",
-}
+    NONE = 0, ""
+    NULL_SID = 1, "SID is null"
+    NULL_CODE = 2, "SID has a null code"
+    NO_CODES = 3, "SID has no codes"
+    TOO_DEEP = 4, f"SID has more than {MAX_LEVELS} codes"
+    BAD_CODE = 5, "code is not in the codebook"
+    UNREADABLE = 6, "SID is not in the expected format"
+    WRONG_DEPTH = 7, "SID has another number of codes"
+    NULL_ITEM = 8, "item id is null"
+    BAD_WEIGHT = 9, "weight is null or NaN"
+    BAD_RECORD = 10, "it is no JSON object, or has a name twice"
+    BAD_ITEM = 11, "item id is no text or int64, or not of the type of most ids"
+    NOT_UTF8 = 12, "text is not UTF-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +82,13 @@ class SidReader:
         self._is_mixed = is_mixed
         self.packed = _parse_packed(sid_format)
         self._format = "packed" if self.packed else sid_format
-        self._pattern = ""
+        self._pattern, self._joint = "", " "  # A user's pattern takes joined texts as they are.
         self._possible = self._spellings = _SPELLINGS.get(sid_format, ())
         self._example = ""
         self._unread: tuple[str, str] | None = None
         if sid_format.startswith("regex:"):
-            self._format, self._pattern = "regex", _name_groups(sid_format[len("regex:") :])
+            self._format, self._joint = "regex", ""
+            self._pattern = _name_groups(sid_format.removeprefix("regex:"))
         elif self._format not in ("auto", "codes", "tokens", "packed"):
             raise UsageError(f"--sid-format {sid_format!r} is unknown", fix=f"use {FORMATS}")
 
@@ -146,11 +135,6 @@ class SidReader:
             what = f"column {name!r} holds no SIDs that can be read: its first value is {text!r}"
             fix = r"write --sid-format 'regex:<a_(\d+)><b_(\d+)>', with one group per level"
             raise UsageError(what, f"--sid-format is {self._format}", fix)
-
-    @property
-    def _joint(self) -> str:
-        """What stands between joined texts: a user's pattern takes them as they are, ours allow spaces."""
-        return "" if self._format == "regex" else " "
 
     def _read_texts(self, texts: pa.Array, is_null: pa.Array, name: str) -> ReadSids:
         null_rows = is_null.to_numpy(zero_copy_only=False)
@@ -259,10 +243,8 @@ def _parse_packed(sid_format: str) -> tuple[int, int] | None:
     match = re.fullmatch(r"packed:([0-9]{1,9})x([0-9]{1,2})", sid_format)
     size, levels = (int(match[1]), int(match[2])) if match else (0, 0)
     if size < 1 or not 0 < levels <= MAX_LEVELS or size**levels > 2**63:
-        what = f"--sid-format {sid_format!r} names no packing"
-        raise UsageError(
-            what, "KxL is codes per level x levels, and K^L fits in 63 bits", "write packed:8192x3"
-        )
+        why = "KxL is codes per level x levels, and K^L fits in 63 bits"
+        raise UsageError(f"--sid-format {sid_format!r} names no packing", why, "write packed:8192x3")
     return size, levels
 
 
@@ -321,20 +303,15 @@ def _depth(texts: pa.Array, form: Form) -> int:
 
 def _name_groups(pattern: str) -> str:
     """Name every bare group, as Arrow wants it, and anchor the pattern; leave escapes and classes alone."""
-    count = 0
-
-    def name(match: re.Match[str]) -> str:
-        nonlocal count
-        if match[0] != "(":
-            return match[0]
-        count += 1
-        return f"(?P<level{count}>"
-
-    named = re.sub(r"\\.|\[(?:\\.|[^\]\\])+\]|\((?!\?)", name, pattern)
+    level = itertools.count(1)
+    named = re.sub(
+        r"\\.|\[(?:\\.|[^\]\\])+\]|\((?!\?)",
+        lambda match: f"(?P<level{next(level)}>" if match[0] == "(" else match[0],
+        pattern,
+    )
     if "(?P<" not in named:
-        raise UsageError(
-            f"the pattern {pattern!r} has no groups", fix="give it one group per level: (\\d+)-(\\d+)"
-        )
+        fix = r"give it one group per level: (\d+)-(\d+)"
+        raise UsageError(f"the pattern {pattern!r} has no groups", fix=fix)
     return f"^(?:{named})$"
 
 

@@ -1,6 +1,6 @@
 """Looking into a trie file: is it sound, what is where, and the catalogue back as parquet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,13 @@ import pyarrow.parquet as pq
 
 from grinf.errors import UsageError
 from grinf.jobs import outputs
+from grinf.jobs.parquet_files import mark_of
 from grinf.jobs.sid_columns import Fault, SidReader
 from grinf.trie import store, view_file
+from grinf.trie.build import OnProgress
 from grinf.trie.csr import Trie
 from grinf.trie.publish import replacing
 
-OnProgress = Callable[[str, int, int | None], None]
 EXPORT_LEAVES = 1 << 18
 EXPORTED = b"grinf.trie_export"
 """Key of an export's metadata, with the version of the trie."""
@@ -96,23 +97,26 @@ def lookup_items(trie: Trie, texts: Sequence[str]) -> list[Found]:
 
 def export_trie(
     path: Path, output: Path, *, overwrite: bool, on_progress: OnProgress, dry_run: bool = False
-) -> int:
+) -> int | None:
     """Write the catalogue as parquet, one row per SID in order: lists `sid`, `item_id`, and `weight` if any.
 
     Deleted items are left out, and SIDs that had no others.
 
     Returns:
-        Rows written; 0 with `dry_run`, which only looks whether they can be.
+        Rows written; 0 with `dry_run`, which only looks whether they can be. None: the output is up to date.
 
     Raises:
-        UsageError: The output exists, or is the trie.
+        UsageError: The output exists, and this version of the trie did not make it, or it is the trie.
         TrieFileError: The trie cannot be read.
         StorageError: The output cannot be written.
     """
     trie, written, output = Trie.open(path), 0, outputs.place(output)
     outputs.refuse_inputs([output], [path, view_file.path_of(path)])
-    if outputs.existing(output, _exported, "grinf trie export") is not None and not overwrite:
-        raise outputs.exists(output, "it was exported before")
+    found = outputs.existing(output, lambda path: mark_of(path, EXPORTED), "grinf trie export")
+    if found == trie.version.encode() and not overwrite:
+        return None
+    if found is not None and not overwrite:
+        raise outputs.exists(output, "it is of another catalogue, or of another version of this one")
     if dry_run:
         return 0
     schema = _sid_rows(trie, 0, 0).schema.with_metadata({EXPORTED: trie.version})
@@ -123,14 +127,6 @@ def export_trie(
             written += rows.num_rows
             on_progress("export", start, trie.num_leaves)
     return written
-
-
-def _exported(path: Path) -> bytes | None:
-    """Version of the trie that a file was exported from; None: it is no export."""
-    try:
-        return (pq.read_schema(path).metadata or {}).get(EXPORTED)
-    except (pa.ArrowException, OSError):
-        return None
 
 
 def _sid_rows(trie: Trie, start: int, end: int) -> pa.RecordBatch:

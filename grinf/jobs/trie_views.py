@@ -1,5 +1,6 @@
 """Named views of a trie, and items deleted from it: ids from parquet become bits in a file of their own."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +12,13 @@ import pyarrow as pa
 from grinf.errors import DataError, UsageError
 from grinf.jobs import outputs
 from grinf.jobs.arrow_types import plain
-from grinf.jobs.item_columns import BATCH_ROWS, ITEM_NAMES
-from grinf.jobs.parquet_files import columns_of, find_files, open_parquet, refuse_bad_text
+from grinf.jobs.item_columns import BATCH_ROWS, ITEM_NAMES, find_column
+from grinf.jobs.parquet_files import columns_of, find_files, open_parquet, refuse_bad_text, stream
 from grinf.trie import view_file
 from grinf.trie.csr import Trie
 from grinf.trie.view_file import StoredViews
 
 SHOWN = 5
-NAME_MARKS = "_-."
 
 Status = Literal["stored", "removed", "deleted", "unchanged", "planned"]
 
@@ -38,25 +38,24 @@ class ViewReport:
     status: Status
     given: int
     unknown: int
-    examples: list[Any]
+    examples: Sequence[Any]
     items: int
     num_items: int
     version: str
 
 
 @dataclass(frozen=True, slots=True)
-class _ItemRows:
-    """Item rows of the ids of some files."""
+class _Items:
+    """Items of the ids of some files: uint8 bits of their rows; and the ids, as `ViewReport` counts them."""
 
-    rows: np.ndarray
-    given: int
-    unknown: int
-    examples: list[Any]
+    bits: np.ndarray
+    given: int = 0
+    unknown: int = 0
+    examples: Sequence[Any] = ()
 
-    def bits(self, num_items: int) -> np.ndarray:
-        live = np.zeros(num_items, bool)
-        live[self.rows] = True
-        return np.packbits(live, bitorder="little")
+
+Change = Callable[[StoredViews], tuple[StoredViews, np.ndarray]]
+"""Gives what is to be stored in the place of what is, and the bits of the items that are reported."""
 
 
 def store_view(
@@ -76,24 +75,21 @@ def store_view(
         TrieFileError: The trie or its views cannot be read.
         StorageError: The views cannot be written.
     """
-    if not name or not all(mark.isalnum() or mark in NAME_MARKS for mark in name):
+    if not re.fullmatch(r"[\w.-]+", name):
         raise UsageError(f"--name {name!r} is no name of a view", fix="use letters, digits, _, - and .")
     trie = Trie.open(path)
     found = _read_items(trie, items, item_column)
     if not found.given:
         raise DataError(f"there are no item ids in {', '.join(map(str, items))}", "the view would be empty")
-    bits = found.bits(trie.manifest.num_items)
 
-    def change(stored: StoredViews) -> StoredViews:
+    def change(stored: StoredViews) -> tuple[StoredViews, np.ndarray]:
         old = stored.views.get(name)
-        if old is not None and not overwrite and not np.array_equal(old, bits):
+        if old is not None and not overwrite and not np.array_equal(old, found.bits):
             why, fix = "it lets other items through", "choose another --name, or replace it by --overwrite"
             raise UsageError(f"the view {name!r} of {path} exists", why, fix)
-        return replace(stored, views={**stored.views, name: bits})
+        return replace(stored, views={**stored.views, name: found.bits}), found.bits
 
-    status, stored = _change(path, trie, change, "stored", dry_run=dry_run)
-    items_in = int(np.unpackbits(stored.views[name]).sum())
-    return _report(trie, found, status, items_in, stored)
+    return _change(path, trie, found, change, "stored", dry_run=dry_run)
 
 
 def remove_view(path: Path, name: str, *, dry_run: bool = False) -> ViewReport:
@@ -106,13 +102,13 @@ def remove_view(path: Path, name: str, *, dry_run: bool = False) -> ViewReport:
     """
     trie = Trie.open(path)
     trie.with_views([name])
+    none = _Items(np.zeros(0, np.uint8))
 
-    def change(stored: StoredViews) -> StoredViews:
-        return replace(stored, views={other: bits for other, bits in stored.views.items() if other != name})
+    def change(stored: StoredViews) -> tuple[StoredViews, np.ndarray]:
+        views = {other: bits for other, bits in stored.views.items() if other != name}
+        return replace(stored, views=views), none.bits
 
-    none = _ItemRows(np.zeros(0, np.int64), 0, 0, [])
-    status, stored = _change(path, trie, change, "removed", dry_run=dry_run)
-    return _report(trie, none, status, 0, stored)
+    return _change(path, trie, none, change, "removed", dry_run=dry_run)
 
 
 def delete_items(
@@ -128,87 +124,66 @@ def delete_items(
     """
     trie = Trie.open(path)
     found = _read_items(trie, items, item_column)
-    bits = found.bits(trie.manifest.num_items)
 
-    def change(stored: StoredViews) -> StoredViews:
-        deleted = bits if stored.deleted is None else stored.deleted | bits
-        return replace(stored, deleted=deleted if deleted.any() else None)
+    def change(stored: StoredViews) -> tuple[StoredViews, np.ndarray]:
+        deleted = found.bits if stored.deleted is None else stored.deleted | found.bits
+        return replace(stored, deleted=deleted if deleted.any() else None), deleted
 
-    status, stored = _change(path, trie, change, "deleted", dry_run=dry_run)
-    gone = 0 if stored.deleted is None else int(np.unpackbits(stored.deleted).sum())
-    return _report(trie, found, status, gone, stored)
+    return _change(path, trie, found, change, "deleted", dry_run=dry_run)
 
 
 def _change(
-    path: Path, trie: Trie, change: Callable[[StoredViews], StoredViews], done: Status, *, dry_run: bool
-) -> tuple[Status, StoredViews]:
-    """Change what is stored beside a trie, one process at a time; return what was done and what there is."""
+    path: Path, trie: Trie, found: _Items, change: Change, done: Status, *, dry_run: bool
+) -> ViewReport:
+    """Change what is stored beside a trie, one process at a time, and say what was done."""
     with outputs.writing(outputs.place(view_file.path_of(path), "FILE")), view_file.locked(path):
         old = view_file.read(path)
         if old is None or old.trie_digest != trie.content_digest:
             old = StoredViews(trie.content_digest)
-        new = change(old)
-        if old.is_equal(new):
-            return "unchanged", new
-        if dry_run:
-            return "planned", new
-        view_file.write(path, new)
-        return done, new
-
-
-def _report(trie: Trie, found: _ItemRows, status: Status, items: int, stored: StoredViews) -> ViewReport:
+        new, reported = change(old)
+        status: Status = "unchanged" if old.is_equal(new) else "planned" if dry_run else done
+        if status == done:
+            view_file.write(path, new)
     return ViewReport(
         status=status,
         given=found.given,
         unknown=found.unknown,
         examples=found.examples,
-        items=items,
+        items=int(np.unpackbits(reported).sum()),
         num_items=trie.manifest.num_items,
-        version=replace(trie, deleted=stored.deleted).version,
+        version=replace(trie, deleted=new.deleted).version,
     )
 
 
-def _read_items(trie: Trie, paths: Sequence[Path], item_column: str | None) -> _ItemRows:
+def _read_items(trie: Trie, paths: Sequence[Path], item_column: str | None) -> _Items:
     """Look up the ids of files.
 
     Raises:
         UsageError: No file, or no column of ids.
         DataError: A file that cannot be read, ids of another type, or none that the catalogue has.
     """
-    rows: list[np.ndarray] = [np.zeros(0, np.int64)]
+    is_in = np.zeros(trie.manifest.num_items, bool)
     given = unknown = 0
     examples: list[Any] = []
     for path in find_files(paths):
         for ids in _read_ids(path, item_column):
-            found, offsets = trie.rows_of_items(ids)
+            rows, offsets = trie.rows_of_items(ids)
+            is_in[rows] = True
             is_unknown = np.diff(offsets) == 0
-            rows.append(found)
             given, unknown = given + len(ids), unknown + int(is_unknown.sum())
             examples += ids.take(pa.array(np.flatnonzero(is_unknown)[: SHOWN - len(examples)])).to_pylist()
     if given and unknown == given:
         what = f"none of the {given:,} item ids is in the catalogue: {', '.join(map(repr, examples))}"
         raise DataError(what, "the column or the trie is another one", "name the column by --item-column")
-    return _ItemRows(np.concatenate(rows), given, unknown, examples)
+    return _Items(np.packbits(is_in, bitorder="little"), given, unknown, examples)
 
 
 def _read_ids(path: Path, item_column: str | None) -> Iterator[pa.Array]:
     """Yield the ids of a file that are not null."""
     with open_parquet(path) as file:
         names = columns_of(path, file)
-        usual = [item_column] if item_column else [*ITEM_NAMES, *(names if len(names) == 1 else ())]
-        column = next((name for name in usual if name in names), None)
-        if column is None:
-            what = (
-                f"{path} has no column {item_column!r}"
-                if item_column
-                else f"{path} has no column of item ids"
-            )
-            raise UsageError(what, f"the columns are: {', '.join(names)}", "name one by --item-column")
-        first = 0
-        try:
-            for batch in file.iter_batches(BATCH_ROWS, columns=[column]):
-                refuse_bad_text(path, batch[column], first)
-                first += batch.num_rows
-                yield plain(batch[column]).drop_null()
-        except (pa.ArrowInvalid, OSError) as error:
-            raise DataError(f"{path} cannot be read", str(error).splitlines()[0]) from error
+    usual = [*ITEM_NAMES, *(names if len(names) == 1 else ())]
+    column = find_column(path, names, "--item-column", item_column, usual, "item ids")
+    for first_row, batch in stream(path, [column], BATCH_ROWS):
+        refuse_bad_text(path, batch[column], first_row)
+        yield plain(batch[column]).drop_null()

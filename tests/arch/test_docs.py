@@ -1,12 +1,11 @@
 """What the README and the documentation show of the command line exists."""
 
 import re
-from importlib import import_module
 
 import pytest
 import typer
 
-from grinf.cli.app import COMMANDS
+from grinf.cli.app import COMMANDS, load_command
 
 CODE = re.compile(r"```.*?```|`[^`\n]+`|^ {4}.+$", re.DOTALL | re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
@@ -19,8 +18,8 @@ def flags_of(command) -> set[str]:
     return own.union(*(flags_of(sub) for sub in getattr(command, "commands", {}).values()))
 
 
-def loaded(spec):
-    command = import_module(spec.module).command
+def loaded(name):
+    command = load_command(name)
     if isinstance(command, typer.Typer):
         return typer.main.get_command(command)
     app = typer.Typer(add_completion=False)
@@ -30,7 +29,7 @@ def loaded(spec):
 
 @pytest.fixture(scope="module")
 def flags():
-    return {spec.name: flags_of(loaded(spec)) | GLOBAL for spec in COMMANDS}
+    return {name: flags_of(loaded(name)) | GLOBAL for name in COMMANDS}
 
 
 def pages(repository):

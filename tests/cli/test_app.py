@@ -17,12 +17,12 @@ HEAVY = ("torch", "numpy", "pandas", "pyarrow", "transformers", "pydantic", "mat
 
 HARNESS = """
 import sys, types
-module = types.ModuleType("probe_command")
+module = types.ModuleType("grinf.cli.probe")
 source = sys.argv.pop(1)
 exec(source, module.__dict__)
-sys.modules["probe_command"] = module
+sys.modules["grinf.cli.probe"] = module
 from grinf.cli import app
-app.COMMANDS = (app.CommandSpec("probe", "probe_command", "Probe."),)
+app.COMMANDS = {"probe": "Probe."}
 sys.exit(app.main())
 """
 
@@ -69,15 +69,15 @@ def test_help_names_every_command(arguments):
     finished = run(*arguments)
     assert finished.returncode == 0
     assert finished.stderr == ""
-    assert all(f"  {spec.name} " in finished.stdout for spec in COMMANDS)
+    assert all(f"  {name} " in finished.stdout for name in COMMANDS)
     assert "grinf recall --input queries.parquet" in finished.stdout
 
 
-@pytest.mark.parametrize("spec", COMMANDS, ids=lambda spec: spec.name)
-def test_every_command_has_help(spec):
-    finished = run(spec.name, "--help")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name):
+    finished = run(name, "--help")
     assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.startswith(f"Usage: grinf {spec.name}")
+    assert finished.stdout.startswith(f"Usage: grinf {name}")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,28 @@ def test_a_reader_that_stops_early_is_no_error():
     assert process.wait() == 0
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+@pytest.mark.parametrize("end", ["return CommandResult('probe', {}, messages=['done'])", "raise ValueError"])
+@pytest.mark.parametrize("kind", ["closed", "full", "absent"])
+def test_a_job_goes_on_when_nobody_can_read_what_it_says(kind, end):
+    source = (
+        "import typer\n"
+        "from grinf.cli.render import CommandResult\n"
+        "def command(context: typer.Context) -> CommandResult:\n"
+        "    with context.obj.progress() as on_progress:\n"
+        "        for done in range(3):\n"
+        "            context.obj.info('so far')\n"
+        "            context.obj.warn('look')\n"
+        "            on_progress(f'stage {done}', 1, 1)\n"
+        f"    {end}\n"
+    )
+    streams = {"closed": "2>&1 >&3 | true", "full": "2>/dev/full >&3", "absent": "2>&- >&3"}
+    line = f'"$@" {streams[kind]}; exit "${{PIPESTATUS[0]}}"'
+    command = ["bash", "-c", f"exec 3>&1; {line}", "bash", sys.executable, "-c", HARNESS, source, "probe"]
+    finished = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    expected = (1, "") if end.startswith("raise") else (0, "done\n")
+    assert (finished.returncode, finished.stdout) == expected
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +18,20 @@ import pytest
 import torch
 
 from grinf.backend.torch_backend import TorchBackend
-from grinf.errors import CapacityError, DataError, RejectsError, RowError, StorageError, UsageError
+from grinf.errors import (
+    CapacityError,
+    DataError,
+    RejectsError,
+    RowError,
+    StoppedError,
+    StorageError,
+    UsageError,
+)
+from grinf.jobs.processes import Child
 from grinf.jobs.recall import output, run_recall, space
 from grinf.jobs.recall.engines import Engines
 from grinf.jobs.recall.plan import make_plan
+from grinf.jobs.recall.signals import EXIT_CODES, catching_signals
 from grinf.jobs.recall.units import Unit
 from grinf.jobs.recall.worker import UnitWorker
 from tests.recall_world import World, ignore, make_world, stop_after, write
@@ -102,6 +114,38 @@ def test_no_reject_is_lost_or_doubled_when_a_job_goes_on(world: World, tmp_path:
     whole, resumed = tmp_path / "whole.rejects.parquet", tmp_path / "out.rejects.parquet"
     assert resumed.read_bytes() == whole.read_bytes()
     assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
+IDS_WITHOUT_OBJECT = {
+    "a moment beyond the calendar": pa.array([1, 2**62, 3], pa.timestamp("us")),
+    "a day beyond it": pa.array([1, 2**30, 3], pa.date32()),
+    "a span beyond it": pa.array([1, 2**62, 3], pa.duration("s")),
+    "an unknown time zone": pa.array([1, 2, 3], pa.timestamp("us", "Mars/Crater")),
+    "no UTF-8": pa.array([b"a", b"\xff", b"c"], pa.binary()).view(pa.string()),
+}
+
+
+@pytest.mark.parametrize("kind", list(IDS_WITHOUT_OBJECT))
+def test_a_rejected_row_may_have_an_id_that_python_cannot_hold(world, tmp_path, kind: str) -> None:
+    ids = IDS_WITHOUT_OBJECT[kind]
+    report = world.recall(tmp_path / "out.parquet", {"query_id": ids, "input_ids": [[1], None, [2]]})
+    assert report.errors == {"null_input": 1}
+    assert report.summary["examples"] == ["row 1, column 'input_ids': the input is null"]
+    assert pq.read_table(tmp_path / "out.parquet")["query_id"].combine_chunks().equals(ids)
+    assert pq.read_table(tmp_path / "out.rejects.parquet")["query_id"].combine_chunks().equals(ids[1:2])
+
+
+def test_a_message_that_python_cannot_hold_is_rejected(world: World, tmp_path: Path) -> None:
+    sent = IDS_WITHOUT_OBJECT["a moment beyond the calendar"]
+    texts = pa.StructArray.from_arrays(
+        [pa.array(["user"] * 3), pa.array(["w1"] * 3), sent], ["role", "content", "at"]
+    )
+    messages = pa.ListArray.from_arrays([0, 1, 2, 3], texts)
+    report = world.recall(tmp_path / "out.parquet", {"messages": messages})
+    assert report.errors == {"bad_type": 1}
+    assert (
+        "the value cannot be read; date value out of range" in rows_of(tmp_path / "out.parquet")[1]["error"]
+    )
 
 
 def test_an_output_without_rejects_leaves_none_of_an_earlier_one(world: World, tmp_path: Path) -> None:
@@ -388,6 +432,61 @@ def test_a_commit_that_fails_ends_the_job_before_the_next(world, tmp_path, monke
     assert (report.units_kept, report.answered) == (1, 6)
 
 
+def test_more_signals_than_two_do_not_break_into_the_clean_up(world, tmp_path, monkeypatch) -> None:
+    order = watch_order(monkeypatch)
+
+    def strike(stage: str, done: int, whole: int | None) -> None:
+        if order[-1] != ("committed", 0) and ("answer", 1) in order:  # While the first unit is committed.
+            for late_s in (0.1, 0.15, 0.2):
+                threading.Timer(late_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    queries = write(tmp_path / "queries.parquet", {"input_ids": [[row] for row in range(8)]})
+    settings = world.settings(input=str(queries), output=str(tmp_path / "out"), unit_rows="2")
+    with pytest.raises(StoppedError, match=r"stopped by SIGTERM at 25% \(1 of 4 units\)"):
+        run_recall(settings, strike)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert not list(tmp_path.rglob("*.tmp-*"))
+    monkeypatch.undo()
+    report = run_recall(settings, ignore)
+    assert (report.units_kept, report.answered) == (1, 6)
+
+
+@pytest.mark.parametrize("before", [[], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]])
+def test_a_signal_in_the_clean_up_changes_nothing(before: list[signal.Signals]) -> None:
+    cleaned: list[signal.Signals] = []
+
+    def work() -> None:
+        with catching_signals() as signals:
+            try:
+                with signals.deferring():
+                    for number in before:
+                        os.kill(os.getpid(), number)
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                for number in EXIT_CODES:
+                    os.kill(os.getpid(), number)
+                    cleaned.append(number)
+
+    with pytest.raises(StoppedError, match="stopped by SIGTERM"):
+        work()
+    assert cleaned == list(EXIT_CODES)
+
+
+def test_every_worker_is_waited_for(world: World, tmp_path: Path, monkeypatch) -> None:
+    closed, close = [], Child.close
+
+    def noted_close(self: Child) -> None:
+        close(self)
+        closed.append(self.name)
+
+    monkeypatch.setattr(Child, "close", noted_close)
+    world.recall(tmp_path / "out", {"input_ids": [[1], [2]]}, unit_rows="1", device="cpu,cpu")
+    assert closed == ["device cpu"] * 2
+
+
 # What the model gives to SIDs.
 
 
@@ -414,6 +513,9 @@ def test_what_is_no_output_of_ours_is_never_replaced(world: World, tmp_path: Pat
     with pytest.raises(UsageError, match="pipe exists"):
         world.recall(tmp_path / "pipe", queries, overwrite="yes")
     assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "folder.parquet").mkdir()  # Refused before the work, not at its end.
+    with pytest.raises(UsageError, match=r"folder\.parquet exists"):
+        world.recall(tmp_path / "folder.parquet", queries, overwrite="yes")
     world.recall(tmp_path / "other.rejects.parquet", queries)
     with pytest.raises(UsageError, match=r"other\.rejects\.parquet is in the way"):
         world.recall(tmp_path / "other.parquet", {"input_ids": [[1], None]})

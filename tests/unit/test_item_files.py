@@ -274,6 +274,12 @@ def test_bad_lines_are_named_by_their_number(line, reason):
     assert build(name, on_bad_row="drop").manifest.num_items == 2
 
 
+def test_a_bad_item_id_does_not_hide_another_spelling():
+    rows = [{"item_id": 1, "sid": "1-2-3"}, {"item_id": 2, "sid": "1-2-4"}, {"item_id": 1.5, "sid": "1,2,5"}]
+    said = refused(UsageError, save_lines("x.jsonl", rows), on_bad_row="drop")
+    assert "spells SIDs in two ways: '1-2-3' and '1,2,5'" in said
+
+
 def test_half_a_character_is_no_text():
     Path("x.json").write_text(
         '{"a\\ud800": ["<a_1>", "<b_2>"], "b": ["<a_1>", "<b_\\ud800>"], "é": ["<a_0>", "<b_0>"]}'

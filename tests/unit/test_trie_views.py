@@ -109,6 +109,10 @@ def test_everywhere_a_deleted_item_is_gone():
         {"sid": [1, 2, 3], "item_id": [11]},
         {"sid": [5, 6, 7], "item_id": [12]},
     ]
+    delete_items(TRIE, ids(11), None)
+    with pytest.raises(UsageError, match="another version"):
+        export_trie(TRIE, Path("out.parquet"), overwrite=False, on_progress=lambda *_: None)
+    assert export_trie(TRIE, Path("out.parquet"), overwrite=True, on_progress=lambda *_: None) == 1
 
 
 def test_a_build_brings_everything_back():
@@ -184,7 +188,7 @@ def test_lists_that_cannot_be_meant_are_refused():
         store_view(TRIE, "v", ids(), None, overwrite=False)
     with pytest.raises(DataError, match="the trie has int64 ids"):
         delete_items(TRIE, [save("text.parquet", item_id=["10"])], None)
-    with pytest.raises(UsageError, match="has no column of item ids"):
+    with pytest.raises(UsageError, match="no column looks like item ids"):
         delete_items(TRIE, [save("two.parquet", a=[10], b=[10])], None)
     with pytest.raises(UsageError, match="has no column 'c'"):
         delete_items(TRIE, [Path("two.parquet")], "c")

@@ -10,6 +10,7 @@ from pathlib import Path
 from grinf.errors import EnvironmentFault
 
 PACKAGE = "simple-icd-10-cm==1.5.0"
+REPAIR = f"pip install --force-reinstall '{PACKAGE}'"
 ATTRIBUTION = (
     "Data: ICD-10-CM FY2026 (April 2026), CDC/NCHS, read from the package simple-icd-10-cm. "
     "CDC and NCHS do not endorse grinf. Not for clinical use."
@@ -32,7 +33,6 @@ class Item:
 
     code: str
     title: str
-    chapter: int
     parent: int | None
 
 
@@ -66,9 +66,7 @@ def find_tabular_list() -> Path:
     folders = list(spec.submodule_search_locations or ()) if spec else []
     found = sorted(file for folder in folders for file in Path(folder, "data").glob("icd10c*tabular*.xml"))
     if not found:
-        what = (
-            "the demo's data is not installed" if spec is None else f"no tabular list in {', '.join(folders)}"
-        )
+        what = f"no tabular list in {', '.join(folders)}" if spec else "the demo's data is not installed"
         raise EnvironmentFault(
             what, "the demo reads the package simple-icd-10-cm", f"pip install '{PACKAGE}'"
         )
@@ -86,34 +84,22 @@ def read_catalogue(path: Path, chapters: frozenset[int] | None = None) -> Catalo
     try:
         root = ET.parse(path).getroot()
     except ET.ParseError as error:
-        raise EnvironmentFault(
-            f"{path} is not valid XML", str(error), f"pip install --force-reinstall '{PACKAGE}'"
-        ) from error
+        raise EnvironmentFault(f"{path} is not valid XML", str(error), REPAIR) from error
     items: list[Item] = []
     elements: list[ET.Element] = []
+    parents: dict[ET.Element, int] = {}
     for chapter in root.iterfind("chapter"):
-        number = int(chapter.findtext("name", "0"))
-        if chapters is None or number in chapters:
-            for diagnosis in chapter.iterfind("section/diag"):
-                _collect(diagnosis, number, None, items, elements)
+        if chapters is None or int(chapter.findtext("name", "0")) in chapters:
+            for element in chapter.iter("diag"):  # A code stands before those that refine it.
+                parents |= dict.fromkeys(element.iterfind("diag"), len(items))
+                code, title = _clean(element.findtext("name")), _clean(element.findtext("desc"))
+                items.append(Item(code, title, parents.get(element)))
+                elements.append(element)
     if not items:
-        raise EnvironmentFault(
-            f"no codes in {path}", "expected chapter/section/diag elements", f"pip install '{PACKAGE}'"
-        )
+        raise EnvironmentFault(f"no codes in {path}", "its chapters have no diag elements", REPAIR)
     index = {item.code: position for position, item in enumerate(items)}
     notes = [note for position, element in enumerate(elements) for note in _notes(element, position, index)]
     return Catalogue(items, notes)
-
-
-def _collect(
-    element: ET.Element, chapter: int, parent: int | None, items: list[Item], elements: list[ET.Element]
-) -> None:
-    """Append a code and everything under it, parents first."""
-    position = len(items)
-    items.append(Item(_clean(element.findtext("name")), _clean(element.findtext("desc")), chapter, parent))
-    elements.append(element)
-    for child in element.iterfind("diag"):
-        _collect(child, chapter, position, items, elements)
 
 
 def _notes(element: ET.Element, position: int, index: dict[str, int]) -> Iterator[Note]:

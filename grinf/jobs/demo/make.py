@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from grinf.jobs.demo.baselines import measure_baselines
 from grinf.jobs.demo.catalogue import Catalogue, read_catalogue
-from grinf.jobs.demo.embed import TextEmbedder, embed_items
+from grinf.jobs.demo.embed import embed_items, learn_embedding
 from grinf.jobs.demo.files import DemoFiles, write_table
 from grinf.jobs.demo.queries import Query, split_queries
 from grinf.jobs.demo.report import SystemScore
 from grinf.jobs.demo.stages import Stages
-from grinf.jobs.demo.tokenizer import train_tokenizer
+from grinf.jobs.demo.tokenizer import save_tokenizer, train_tokenizer
 from grinf.jobs.demo.train import build_model, save_model, train
 from grinf.jobs.residual_kmeans import residual_kmeans
 
@@ -68,14 +68,14 @@ def make(plan: DemoPlan, tabular_list: Path, files: DemoFiles, seed: int, stages
         catalogue = read_catalogue(tabular_list, plan.chapters)
         known, test = split_queries(catalogue, plan.max_test, seed)
     with stages("embed titles"):
-        embedder = TextEmbedder([item.title for item in catalogue.items], DIM, seed)
-        vectors = embed_items(embedder, catalogue)
+        embed = learn_embedding([item.title for item in catalogue.items], DIM, seed)
+        vectors = embed_items(embed, catalogue)
     with stages("make SIDs"):
         quantization = residual_kmeans(vectors, LEVELS, CODEBOOK_SIZE, seed, unique=True)
     write_items(files, catalogue, quantization.codes)
     write_queries(files, catalogue, test)
     with stages("measure baselines"):
-        queries = embedder([query.text for query in test])
+        queries = embed([query.text for query in test])
         baselines = measure_baselines(catalogue, known, test, vectors, queries)
     with stages("train the tokenizer"):
         sids = quantization.codes.tolist()
@@ -84,9 +84,9 @@ def make(plan: DemoPlan, tabular_list: Path, files: DemoFiles, seed: int, stages
         texts = [text for text, _ in (*titles, *pairs)]
         tokenizer = train_tokenizer(texts, MAX_PIECES, LEVELS, CODEBOOK_SIZE)
     with stages("train the retriever", plan.steps) as advance:
-        model = build_model(tokenizer, quantization.codebooks, embedder, seed)
+        model = build_model(tokenizer, quantization.codebooks, embed, seed)
         loss = train(model, tokenizer, titles, pairs, plan.steps, seed, advance)
-    tokenizer.save(files.model)
+    save_tokenizer(tokenizer, files.model)
     save_model(model, files.model)
     num_parameters = sum(weight.numel() for weight in model.parameters())
     return Made(catalogue, known, test, baselines, num_parameters, loss)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from grinf.jobs.demo.embed import TextEmbedder
-from grinf.jobs.demo.tokenizer import SidTokenizer
+from grinf.jobs.demo.embed import Embed
+from grinf.jobs.demo.tokenizer import END_OF_TEXT, SID_BEGIN, code_token
 
 if TYPE_CHECKING:
     import torch
+    from tokenizers import Tokenizer
 
 Example = tuple[str, Sequence[int]]
 """A text, and the SID of the item that it means."""
@@ -27,26 +28,25 @@ IGNORED = -100
 """Label of a position that is not learned (the convention of `cross_entropy`)."""
 
 
-def build_model(
-    tokenizer: SidTokenizer, codebooks: Sequence[np.ndarray], embedder: TextEmbedder, seed: int
-) -> Any:
+def build_model(tokenizer: "Tokenizer", codebooks: Sequence[np.ndarray], embed: Embed, seed: int) -> Any:
     """Make a Qwen3 whose embeddings start where the meaning is already known.
 
     The row of a piece of text is the embedding of its letters, the row of a SID token is its centroid: both
-    lie in the embedder's space. Everything else starts at random.
+    lie in the same space. Everything else starts at random.
 
     Args:
-        tokenizer: Knows the SID tokens.
+        tokenizer: Its pieces of text come first, then END_OF_TEXT.
         codebooks: Per level float32 [codes, hidden].
-        embedder: Gives vectors of length `hidden`.
+        embed: Gives vectors of length `hidden`.
         seed: Of the random weights.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    hidden = codebooks[0].shape[1]
+    hidden, id_of = codebooks[0].shape[1], tokenizer.get_vocab()
+    end = id_of[END_OF_TEXT]
     config = Qwen3Config(
-        vocab_size=tokenizer.num_ids,
+        vocab_size=len(id_of),
         hidden_size=hidden,
         intermediate_size=2 * hidden,
         num_hidden_layers=2,
@@ -55,24 +55,26 @@ def build_model(
         head_dim=64,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
-        eos_token_id=tokenizer.num_pieces,
+        eos_token_id=end,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = Qwen3ForCausalLM(config)
     rows = model.get_input_embeddings().weight.data
-    pieces = [tokenizer.bpe.decode([piece]) for piece in range(tokenizer.num_pieces)]
-    rows[: len(pieces)] = _unit_scale(embedder(pieces))
+    _start_at(rows[:end], embed([tokenizer.decode([piece]) for piece in range(end)]))
     for level, centroids in enumerate(codebooks):
-        start = tokenizer.code_id(level, 0)
-        rows[start : start + len(centroids)] = _unit_scale(centroids)
+        start = id_of[code_token(level, 0)]
+        _start_at(rows[start : start + len(centroids)], centroids)
     return model
 
 
-def _unit_scale(vectors: np.ndarray) -> "torch.Tensor":
+def _start_at(rows: "torch.Tensor", vectors: np.ndarray) -> None:
+    """Fill rows with vectors, scaled to length 1 on average, unless these are nothing but rounding errors."""
     import torch
 
-    return torch.from_numpy(vectors / np.linalg.norm(vectors, axis=1).mean())
+    length = float(np.linalg.norm(vectors, axis=1).mean())
+    if length > 1e-6:
+        rows[:] = torch.from_numpy(vectors / length)
 
 
 def save_model(model: Any, folder: Path) -> None:
@@ -85,7 +87,7 @@ def save_model(model: Any, folder: Path) -> None:
 
 def train(
     model: Any,
-    tokenizer: SidTokenizer,
+    tokenizer: "Tokenizer",
     titles: Sequence[Example],
     queries: Sequence[Example],
     steps: int,
@@ -131,12 +133,14 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _batches(
-    tokenizer: SidTokenizer, examples: Sequence[Example], rng: random.Random
+    tokenizer: "Tokenizer", examples: Sequence[Example], rng: random.Random
 ) -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
     """Yield batches for ever; each epoch varies the texts anew and puts examples of like length together."""
-    sids = [[tokenizer.code_id(level, code) for level, code in enumerate(sid)] for _, sid in examples]
+    spelled = ["".join(code_token(level, code) for level, code in enumerate(sid)) for _, sid in examples]
+    sids = [found.ids for found in tokenizer.encode_batch(spelled)]
     while True:
-        prompts = tokenizer.prompts([vary(text, rng) for text, _ in examples])
+        texts = [vary(text, rng) + SID_BEGIN for text, _ in examples]
+        prompts = [found.ids for found in tokenizer.encode_batch(texts)]
         order = sorted(range(len(examples)), key=lambda i: len(prompts[i]) + 4 * rng.random())
         chunks = [order[start : start + BATCH] for start in range(0, len(order), BATCH)]
         rng.shuffle(chunks)
@@ -150,15 +154,11 @@ def _pad(rows: Sequence[tuple[list[int], list[int]]]) -> tuple["torch.Tensor", "
     Padding stands on the right, where no causal attention reaches it. The last SID token is never an input.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    longest = max(len(prompt) + len(sid) - 1 for prompt, sid in rows)
-    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-    labels = torch.full_like(ids, IGNORED)
-    for row, (prompt, sid) in enumerate(rows):
-        end = len(prompt) + len(sid) - 1
-        ids[row, :end] = torch.tensor(prompt + sid[:-1])
-        labels[row, len(prompt) - 1 : end] = torch.tensor(sid)
-    return ids, labels
+    ids = [torch.tensor(prompt + sid[:-1]) for prompt, sid in rows]
+    labels = [torch.tensor([IGNORED] * (len(prompt) - 1) + sid) for prompt, sid in rows]
+    return pad_sequence(ids, batch_first=True), pad_sequence(labels, batch_first=True, padding_value=IGNORED)
 
 
 def vary(text: str, rng: random.Random) -> str:

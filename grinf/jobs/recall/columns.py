@@ -1,6 +1,6 @@
 """What each column is for: the prompt, the query's id, the truth, or nothing but to be carried along."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,8 +23,10 @@ INPUT_NAMES: dict[str, InputKind] = {
 """Names that are looked for; the first one that exists wins."""
 
 ID_NAMES = ("query_id", "qid", "uid", "user_id", "id")
-OUTPUT_NAMES = {"row", "query_id", "status", "beams_returned", "sid", "score", "error_code", "error"}
-ITEM_OUTPUTS = {"item_id", "item_score", "item_beam"}
+OUTPUT_NAMES = {
+    *("row", "query_id", "status", "beams_returned", "sid", "score"),
+    *("item_id", "item_score", "item_beam", "error_code", "error"),
+}
 
 _SLICE = 256
 """Rows that are Python objects at the same time."""
@@ -85,7 +87,7 @@ def pick_columns(
         _require(queries, column)
     query_id = next((name for name in ID_NAMES if name in names), None)
     used = {name, query_id, allow_column, deny_column} - {truth_column}
-    carried = {column: _rename(column, names) for column in names if column not in used}
+    carried = {column: free_name(column, OUTPUT_NAMES, names) for column in names if column not in used}
     kind = _kind(name, queries.schema.field(name).type)
     return Columns(name, kind, query_id, truth_column, carried, allow_column, deny_column)
 
@@ -97,28 +99,29 @@ def _require(queries: Queries, name: str) -> None:
             raise UsageError(f"{file.path}: {error.what}", f"it has: {', '.join(file.columns)}", error.fix)
 
 
-def _rename(column: str, names: Sequence[str]) -> str:
+def free_name(column: str, ours: Collection[str], names: Collection[str]) -> str:
+    """Name of a column of the input, one of `names`, beside ours: its own, or `input_NAME`."""
     name = column
-    while name in OUTPUT_NAMES | ITEM_OUTPUTS or (name != column and name in names):
+    while name in ours or (name != column and name in names):
         name = f"input_{name}"
     return name
 
 
 def values(column: pa.ChunkedArray) -> Iterator[Any]:
-    """Yield a column's values as Python objects, some rows at a time; what is no UTF-8 becomes a RowError."""
+    """Yield a column's values as Python objects, some rows at a time; what is none becomes a RowError."""
     for start in range(0, len(column), _SLICE):
         part = column.slice(start, _SLICE)
         try:
             yield from part.to_pylist()
-        except UnicodeDecodeError:
+        except (ValueError, OverflowError):  # No UTF-8, a time beyond its calendar, an unknown time zone.
             yield from map(_value, part)
 
 
 def _value(scalar: pa.Scalar) -> Any:
     try:
         return scalar.as_py()
-    except UnicodeDecodeError as error:
-        return RowError("bad_type", "the text is not UTF-8", str(error))
+    except (ValueError, OverflowError) as error:
+        return RowError("bad_type", "the value cannot be read", str(error))
 
 
 def _kind(name: str, type_: pa.DataType) -> InputKind:

@@ -96,7 +96,7 @@ class Output:
         if self.is_file and os.path.lexists(self.rejects) and not _is_rejects(self.rejects):
             why = "it is no file of rejected queries of `grinf recall`"
             raise UsageError(f"{self.rejects} is in the way", why, "move it away")
-        if not _is_there(self.path):
+        if not (os.path.lexists(self.path) if self.is_file else _is_there(self.path)):
             return None
         facts = facts_of(self.path) if self.is_file else _folder_facts(self.path)
         strangers = [] if self.is_file else _strangers(self.path)

@@ -57,7 +57,7 @@ def run_pool(plan: Plan, parts: Parts, watch: Watch, on_progress: OnProgress) ->
         with watch.signals.deferring():
             return pool.run()
     finally:
-        close_all(worker.child for worker in pool.workers)
+        close_all([worker.child for worker in pool.workers])
 
 
 @dataclass(slots=True, eq=False)

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from grinf.errors import RowError
+from grinf.jobs.recall.columns import free_name
 from grinf.jobs.recall.units import Unit
 
 OUR_NAMES = ("row", "error_code", "error")
@@ -23,26 +23,19 @@ def to_rejects(unit: Unit, queries: pa.Table, errors: Sequence[RowError | None])
         The columns of the input and OUR_NAMES; a column of the input whose name is one of these, as in a file
         of rejects that was given again, is called `input_NAME`.
     """
-    rejected = [row for row, error in enumerate(errors) if error is not None]
+    rejected = [(row, error) for row, error in enumerate(errors) if error is not None]
     if not rejected:
         return None
-    table = pa.concat_tables(queries.slice(row, 1) for row in rejected)  # Not every type can be taken from.
-    table = table.rename_columns([_free_name(name, table.column_names) for name in table.column_names])
-    rows = pa.array(np.array(rejected, np.int64) + unit.first_row)
-    found = [error for error in errors if error is not None]
-    codes, texts = [error.code for error in found], [one_line(error) for error in found]
-    for name, values in zip(OUR_NAMES, (rows, codes, texts), strict=True):
-        table = table.append_column(name, pa.array(values, None if name == "row" else pa.string()))
+    # Not every type can be taken from.
+    table = pa.concat_tables(queries.slice(row, 1) for row, _ in rejected)
+    names = table.column_names
+    table = table.rename_columns([free_name(name, OUR_NAMES, names) for name in names])
+    ours = zip(*((unit.first_row + row, error.code, one_line(error)) for row, error in rejected), strict=True)
+    for name, column in zip(OUR_NAMES, ours, strict=True):
+        table = table.append_column(name, pa.array(column))
     return table
 
 
 def one_line(error: RowError) -> str:
     """What, why and fix in one line."""
     return "; ".join(str(error).splitlines())
-
-
-def _free_name(name: str, taken: Sequence[str]) -> str:
-    free = name
-    while free in OUR_NAMES or (free != name and free in taken):
-        free = f"input_{free}"
-    return free

@@ -1,4 +1,4 @@
-"""Signals that end a job: the first one lets the running unit end, the second does not."""
+"""Signals that end a job: the first one lets the running unit end, the second does not, no other counts."""
 
 import signal
 import threading
@@ -49,12 +49,14 @@ class Signals:
         self.check()
 
     def check(self) -> None:
-        """End the job if there was a signal.
+        """End the job if there was a signal; another one would only break into the clean-up.
 
         Raises:
             Signalled: There was one.
         """
         if self.first is not None:
+            for number in EXIT_CODES:
+                signal.signal(number, signal.SIG_IGN)
             raise Signalled
 
     def receive(self, number: int, frame: FrameType | None = None) -> None:
@@ -66,7 +68,7 @@ class Signals:
         is_second = self.first is not None
         self.first = self.first or signal.Signals(number)
         if is_second or not self._is_deferring:
-            raise Signalled
+            self.check()
 
 
 @contextmanager

@@ -155,7 +155,7 @@ class UnitWorker:
             return None
         columns = self._plan.columns
         ids = values(queries[columns.query_id].slice(row, 1)) if columns.query_id else ()
-        query = "".join(f" (query_id={value!r})" for value in ids)
+        query = "".join(f" (query_id={value!r})" for value in ids if not isinstance(value, RowError))
         what = f"row {unit.first_row + row}{query}, column {columns.input!r}: {outcome.what}"
         return RowError(outcome.code, what, outcome.why, outcome.fix or FIXES.get(outcome.code, ""))
 
