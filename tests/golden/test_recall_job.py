@@ -359,6 +359,25 @@ def test_an_engine_makes_the_batches_that_the_job_began_with(world, tmp_path, mo
     assert report.units_kept == 1
 
 
+def test_a_job_goes_on_with_as_many_threads_as_it_began_with(world, tmp_path) -> None:
+    changes = {"unit_rows": "4", "input": str(write(tmp_path / "queries.parquet", LONG))}
+    settings = world.settings(output=str(tmp_path / "out.parquet"), **changes)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        world.recall(tmp_path / "whole.parquet", **changes)
+        with pytest.raises(KeyboardInterrupt):
+            run_recall(settings, stop_after(6))
+        settled = json.loads((tmp_path / "out.parquet.partial" / "_grinf" / "engine.json").read_text())
+        assert settled["threads"] == 3
+        torch.set_num_threads(1)
+        assert run_recall(settings, ignore).units_kept == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert (tmp_path / "out.parquet").read_bytes() == (tmp_path / "whole.parquet").read_bytes()
+
+
 def test_engines_of_several_processes_settle_on_one_thing(world: World, tmp_path: Path) -> None:
     queries = write(tmp_path / "queries.parquet", LONG)
     settings = world.settings(input=str(queries), output=str(tmp_path / "out"), max_batch_tokens="60")

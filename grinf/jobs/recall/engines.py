@@ -1,9 +1,10 @@
 """The engine of a runner: every engine of a job makes the same batches, whenever and wherever it is loaded.
 
-What the first one derives from its device (requests at a time, dtype, kernels) is written down beside the
-units, and those after it take it from there: so a unit's batches depend on the unit, never on the memory that
-happens to be free. When memory runs out all the same, the token budget and the requests at a time are halved,
-once and for the rest of the job; where that is not enough, the queries of the unit are answered one by one.
+What the first one derives from its device (requests at a time, dtype, kernels; on a CPU the threads, by whose
+number sums are split) is written down beside the units, and those after it take it from there: so a unit's
+batches depend on the unit, never on the memory or the cores that happen to be free. When memory runs out all
+the same, the token budget and the requests at a time are halved, once and for the rest of the job; where that
+is not enough, the queries of the unit are answered one by one.
 """
 
 import gc
@@ -21,7 +22,7 @@ from grinf.runtime.engine import Engine
 from grinf.state.request import RecallResult, Request
 
 Settled = dict[str, Any]
-"""`max_batch`, `max_batch_tokens`, `dtype`, `kernels`: options of every engine of a job; and `is_halved`."""
+"""Of every engine: `max_batch`, `max_batch_tokens`, `dtype`, `kernels`, `threads`; and `is_halved`."""
 
 _NO_ROOM = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """What torch says in a plain RuntimeError where memory ran out."""
@@ -125,7 +126,9 @@ class Engines:
 
     def _load(self, settled: Settled) -> Engine:
         options = replace(self._plan.options, sid_mass=True)
-        taken = {name: value for name, value in settled.items() if name != "is_halved"}
+        taken = {name: value for name, value in settled.items() if name not in ("is_halved", "threads")}
+        if "threads" in settled:
+            torch.set_num_threads(settled["threads"])
         try:
             engine = Engine.load(replace(options, **taken), self._plan.trie)
         except (RuntimeError, MemoryError) as error:
@@ -149,9 +152,11 @@ class Engines:
 
 def _derive(engine: Engine, max_batch_tokens: int) -> Settled:
     running = engine.describe()
+    threads = {"threads": torch.get_num_threads()} if running["device"] == "cpu" else {}
     return {
         "max_batch": engine.max_batch,
         "max_batch_tokens": max_batch_tokens,
         "dtype": running["dtype"],
         "kernels": running["kernels"],
+        **threads,
     }
