@@ -14,7 +14,7 @@
 //   grinf_group_children     grid (any, B), block 128: maxima of groups and leaf groups; blocks stride over the groups
 //   grinf_pick_groups        grid (B), block 1024: the leaf groups that matter, and a floor for their candidates
 //   grinf_rescan_children    grid (ceil(P / 4), B), block 128: the candidates of those leaf groups above the floor
-//   grinf_finish_selection   grid (any, B), block 1024: survivors in order; blocks stride over them
+//   grinf_finish_selection   grid (any, B), block 1024: survivors in order; each block ranks a share of them
 //
 // Layouts:
 //   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, child rank); null: no cut)

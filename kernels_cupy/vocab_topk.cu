@@ -15,7 +15,7 @@
 //                            8 * LIST bytes. MODE: GIVEN (log_z is read), FULL or TOPK (log_z is written)
 //   grinf_pick_groups        grid (B), block 1024: the tiles that matter, and a floor for their candidates
 //   grinf_rescan_columns     grid (ceil(P / 4), B), block 128: the candidates of those tiles above the floor
-//   grinf_finish_selection   grid (any, B), block 1024: survivors in order; blocks stride over them
+//   grinf_finish_selection   grid (any, B), block 1024: survivors in order; each block ranks a share of them
 //
 // Layouts:
 //   logits [B, W, columns], DTYPE; log_z float [B, W]; cut u64 [B, W] (least (logit key, column); null: no cut)
