@@ -11,7 +11,7 @@
 //   grinf_lay_out_children   grid (B), block 1024: offset, first child, span -> parent
 //   grinf_child_normaliser   grid (W, B), block ROW_THREADS: log_z and cut of each beam, where they are not given;
 //                            4 * STAGED bytes of dynamic shared memory for `topk` scores
-//   grinf_group_children     grid (any, B), block 128: maxima of groups and leaf groups; blocks stride over the groups
+//   grinf_group_children     grid (any, B), block 128: maxima of groups, best two of leaf groups; blocks stride
 //   grinf_pick_groups        grid (B), block 1024: the leaf groups that matter, and a floor for their candidates
 //   grinf_rescan_children    grid (ceil(P / 4), B), block 128: the candidates of those leaf groups above the floor
 //   grinf_finish_selection   grid (any, B), block 1024: survivors in order; each block ranks a share of them
@@ -25,7 +25,8 @@
 // Workspace, for G groups of 256 slots a request at most and P leaf groups that are looked at again:
 //   offset int32 [B, W + 1]; first int32 [B, W] (complemented where the beam has ended); cum float [B, W]
 //   span_parent int32 [B, ceil(G / 4) + 1] (parent of a span's first slot); total int32 [B] (slots)
-//   group_key u32 [B, G]; leaf_key u32 [B, G, 8]; picked int32 [B, P]; num_picked int32 [B]; floor_key u32 [B]
+//   group_key u32 [B, G]; leaf_key, second_key u32 [B, G, 8] (the best two of a leaf group)
+//   picked int32 [B, P]; num_picked int32 [B]; floor_key u32 [B]
 //   survivors u64 [B, P * 32]; num_survivors int32 [B]
 //
 // Constants: DTYPE, type of the logits; CODE_BITS, 16 or 32; ROW_THREADS, of a normaliser.
@@ -235,14 +236,14 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 5)
     grinf_group_children(CHILDREN_PARAMS, const float* log_z, const u64* cut, const float* cum, u32* group_key,
-                         u32* leaf_key) {
+                         u32* leaf_key, u32* second_key) {
     constexpr int WARPS = SCAN_THREADS / WARP_SIZE;
     const int b = blockIdx.y, lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     const Children children = CHILDREN_OF(b);
     const size_t row = static_cast<size_t>(b) * rows;
     const int groups = ceil_div(children.total, GROUP);
     for (int group = blockIdx.x * WARPS + warp; group < groups; group += gridDim.x * WARPS) {
-        u32 slots[FAN], key[FAN], mine = 0, peak = 0;
+        u32 slots[FAN], key[FAN], mine = 0, second = 0, peak = 0;
 #pragma unroll
         for (int n = 0; n < FAN; ++n) slots[n] = group * GROUP + n * LEAF + lane;
         candidate_keys(children, log_z + row, cut == nullptr ? nullptr : cut + row, cum + row, group / SPAN_GROUPS,
@@ -250,22 +251,27 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 5)
 #pragma unroll
         for (int n = 0; n < FAN; ++n) {
             const u32 best = __reduce_max_sync(FULL_MASK, key[n]);
+            const bool leads = lane == __ffs(__ballot_sync(FULL_MASK, key[n] == best)) - 1;
+            const u32 next = __reduce_max_sync(FULL_MASK, leads ? 0 : key[n]);
             mine = lane == n ? best : mine;
+            second = lane == n ? next : second;
             peak = max(peak, best);
         }
         const size_t group_at = static_cast<size_t>(b) * max_groups + group;
-        if (lane < FAN) leaf_key[group_at * FAN + lane] = mine;
+        if (lane < FAN) leaf_key[group_at * FAN + lane] = mine, second_key[group_at * FAN + lane] = second;
         if (lane == 0) group_key[group_at] = peak;
     }
 }
 
 extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
-    grinf_pick_groups(const int* total, const u32* group_key, const u32* leaf_key, int max_groups,
-                      const int* next_width, int max_picked, int* picked, int* num_picked, u32* floor_key) {
+    grinf_pick_groups(const int* total, const u32* group_key, const u32* leaf_key, const u32* second_key,
+                      int max_groups, const int* next_width, int max_picked, int* picked, int* num_picked,
+                      u32* floor_key) {
     const int b = blockIdx.x;
     const size_t row = static_cast<size_t>(b) * max_groups;
-    pick_groups<FAN>(group_key + row, leaf_key + row * FAN, ceil_div(total[b], GROUP), next_width[b], max_picked,
-                     picked + static_cast<size_t>(b) * max_picked, num_picked + b, floor_key + b);
+    pick_groups<FAN>(group_key + row, leaf_key + row * FAN, second_key + row * FAN, ceil_div(total[b], GROUP),
+                     next_width[b], max_picked, picked + static_cast<size_t>(b) * max_picked, num_picked + b,
+                     floor_key + b);
 }
 
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)

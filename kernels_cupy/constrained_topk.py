@@ -77,6 +77,7 @@ def workspace(batch: int, rows: int, width: int, capacity: int) -> Shapes:
         "cut": (torch.int64, (batch, rows)),
         "group_key": (torch.int32, (batch, groups)),
         "leaf_key": (torch.int32, (batch, groups, FAN)),
+        "second_key": (torch.int32, (batch, groups, FAN)),
         "picked": (torch.int32, (batch, picked)),
         "num_picked": (torch.int32, (batch,)),
         "floor_key": (torch.int32, (batch,)),
@@ -162,14 +163,15 @@ class _Search:
         work = self.work
         self._launch(
             "grinf_group_children", (scan_blocks(self.batch, self.trie.capacity), self.batch), SCAN_THREADS,
-            *self.children, ptr(log_z), self._cut(score), *pointers(work, "cum", "group_key", "leaf_key"),
+            *self.children, ptr(log_z), self._cut(score),
+            *pointers(work, "cum", "group_key", "leaf_key", "second_key"),
         )  # fmt: skip
 
     def pick(self) -> None:
         work, limits = self.work, self.limits
         self._launch(
             "grinf_pick_groups", (self.batch,), SELECT_THREADS,
-            *pointers(work, "total", "group_key", "leaf_key"), i32(self.groups),
+            *pointers(work, "total", "group_key", "leaf_key", "second_key"), i32(self.groups),
             ptr(limits.next_width), i32(self.max_picked),
             *pointers(work, "picked", "num_picked", "floor_key"),
         )  # fmt: skip

@@ -66,13 +66,19 @@ DEVICE u32 block_scan(u32 x, u32* totals) {
     return totals[warp] + sum - x;
 }
 
-// use(get(i)) for every i < n. Values are fetched eight at a time, so that eight loads are under way.
+// get(i), get(i + THREADS), ...: eight loads under way at once; 0 from n on.
+template <int THREADS, class Get>
+DEVICE void fetch(u32 i, u32 n, Get get, u64 (&value)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; ++j) value[j] = i + j * THREADS < n ? get(i + j * THREADS) : 0;
+}
+
+// use(get(i)) for every i < n, in any order; values past the last are 0.
 template <int THREADS, class Get, class Use>
 DEVICE void for_each(u32 n, Get get, Use use) {
     for (u32 i = threadIdx.x; i < n; i += 8 * THREADS) {
         u64 value[8];
-#pragma unroll
-        for (int j = 0; j < 8; ++j) value[j] = i + j * THREADS < n ? get(i + j * THREADS) : 0;
+        fetch<THREADS>(i, n, get, value);
 #pragma unroll
         for (int j = 0; j < 8; ++j) use(value[j]);
     }
@@ -146,14 +152,27 @@ DEVICE void find_bin(u32 want, Scratch& s) {
 }
 
 // Radix select over n values of which the nonzero ones are distinct. Digits start at the highest bit in which the
-// values differ, so two or three rounds do; six are possible (ties of scores, told apart by position).
+// values differ, so two or three rounds do; six are possible (ties of scores, told apart by position). A block
+// that is alone on its processor has the registers to fetch up to eight values a thread once.
 template <int THREADS, class Get>
 DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     constexpr int WARPS = THREADS / WARP_SIZE;
+    u64 kept[8];
+    const auto visit = [&](auto use) {
+        if constexpr (THREADS == SELECT_THREADS) {
+            if (n <= 8 * THREADS) {
+#pragma unroll
+                for (int j = 0; j < 8; ++j) use(kept[j]);
+                return;
+            }
+        }
+        for_each<THREADS>(n, get, use);
+    };
+    if (THREADS == SELECT_THREADS && n <= 8 * THREADS) fetch<THREADS>(threadIdx.x, n, get, kept);
     u64 low = ~0ull, high = 0;
     u32 found = 0;
-    for_each<THREADS>(n, get, [&](u64 v) {
+    visit([&](u64 v) {
         if (v == 0) return;
         low = v < low ? v : low;
         high = v > high ? v : high;
@@ -179,7 +198,7 @@ DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
         const int shift = max(0, 64 - __clzll(static_cast<long long>(high - low)) - BIN_BITS);
         for (int i = threadIdx.x; i < BINS; i += THREADS) s.bins[i] = 0;
         __syncthreads();
-        for_each<THREADS>(n, get, [&](u64 v) {
+        visit([&](u64 v) {
             if (v >= low && v <= high) atomicAdd(&s.bins[(v - low) >> shift], 1u);
         });
         __syncthreads();
@@ -211,10 +230,11 @@ DEVICE void append_survivors(u64 candidate, u64* survivors, int* count) {
 // and of their leaf groups, LEAVES each. A candidate below `floor_key` is not among the best.
 //
 // The least of the `want` best groups is such a floor, and mostly few leaf groups reach it. Where more than `room` do,
-// or where there are not that many groups, the best leaf groups are selected exactly.
+// or where there are not that many groups, the best leaf groups are selected exactly. Where there are fewer of those,
+// too, the best two of each (`second_key`, unless null) may still be `want` candidates and give a floor.
 template <int LEAVES>
-DEVICE void pick_groups(const u32* group_key, const u32* leaf_key, u32 n, u32 want, u32 room, int* picked,
-                        int* num_picked, u32* floor_key) {
+DEVICE void pick_groups(const u32* group_key, const u32* leaf_key, const u32* second_key, u32 n, u32 want, u32 room,
+                        int* picked, int* num_picked, u32* floor_key) {
     __shared__ Scratch s;
     __shared__ u32 list[MAX_WIDTH];
     const bool all = n <= want;
@@ -249,7 +269,13 @@ DEVICE void pick_groups(const u32* group_key, const u32* leaf_key, u32 n, u32 wa
         floor = cut.found >= want ? candidate_key(cut.least) : 1;
         count = collect(static_cast<u64>(floor) << 32);
     } else if (n * LEAVES <= want) {
-        count = collect(1);
+        const u32 leaves = n * LEAVES;
+        const auto two = [&](u32 i) { return pack_candidate(i < leaves ? leaf_key[i] : second_key[i - leaves], i); };
+        if (second_key != nullptr && leaves * 2 >= want) {
+            const Cut cut = kth_largest<SELECT_THREADS>(leaves * 2, two, want, s);
+            floor = cut.found >= want ? candidate_key(cut.least) : 1;
+        }
+        count = collect(static_cast<u64>(floor) << 32);
     }
     if (count > room) {
         const Cut cut = kth_largest<SELECT_THREADS>(n * LEAVES, leaf, want, s);

@@ -259,8 +259,9 @@ extern "C" __global__ void __launch_bounds__(SELECT_THREADS, 1)
                       u32* floor_key) {
     const int b = blockIdx.x;
     const size_t row = static_cast<size_t>(b) * rows * groups;
-    pick_groups<FAN>(group_key + row, tile_key + row * FAN, min(pool_width_of[slot[b]], rows) * groups, next_width[b],
-                     max_picked, picked + static_cast<size_t>(b) * max_picked, num_picked + b, floor_key + b);
+    pick_groups<FAN>(group_key + row, tile_key + row * FAN, nullptr, min(pool_width_of[slot[b]], rows) * groups,
+                     next_width[b], max_picked, picked + static_cast<size_t>(b) * max_picked, num_picked + b,
+                     floor_key + b);
 }
 
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS)

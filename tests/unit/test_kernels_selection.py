@@ -43,7 +43,7 @@ def test_the_constrained_workspace_grows_with_candidates_not_with_width_times_vo
     def of(rows: int, width: int, capacity: int) -> int:
         return selection.num_bytes(constrained_topk.workspace(1, rows, width, capacity))
 
-    assert of(900, 900, 8_000_000) - of(900, 900, 4_000_000) == pytest.approx(4_000_000 * 37 / 256, rel=1e-3)
+    assert of(900, 900, 8_000_000) - of(900, 900, 4_000_000) == pytest.approx(4_000_000 * 69 / 256, rel=1e-3)
     assert of(900, 900, 1_000_000) < 1_000_000
     assert of(900, 900, 300) < of(900, 900, 300_000)
     assert selection.num_bytes(constrained_topk.workspace(7, 900, 900, 300)) == 7 * of(900, 900, 300)
