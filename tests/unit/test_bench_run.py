@@ -19,7 +19,7 @@ from grinf.errors import EnvironmentFault, ExitCode, GrinfError, UsageError
 from grinf.jobs.bench import sweep
 from grinf.jobs.bench.compare import compare_runs
 from grinf.jobs.bench.engines import OpenEngine, sim_server
-from grinf.jobs.bench.environment import busy
+from grinf.jobs.bench.environment import busy, used_gpus
 from grinf.jobs.bench.plan import make_plan
 from grinf.jobs.bench.plots import draw_all
 from grinf.jobs.bench.run_dir import RunDir
@@ -272,6 +272,22 @@ def test_a_busy_machine_is_told():
     assert busy({"load_average": 1.2, "cores": 2, "gpu_processes": []}) == ""
     told = busy({"load_average": 1.8, "cores": 2, "gpu_processes": [{"pid": "1"}]})
     assert told == "load 1.8 on 2 cores, 1 processes on the GPU"
+
+
+def test_only_the_gpus_of_a_run_are_looked_at():
+    gpus = [{"index": str(i), "uuid": f"GPU-{i}{i}ab"} for i in range(3)]
+    found = {
+        (("cuda:0",), ""): [0],
+        (("auto",), ""): [0],
+        (("cuda:0", "cuda:2"), ""): [0, 2],
+        (("cuda:0",), "2"): [2],
+        (("cuda:1",), "GPU-22,GPU-11"): [1],
+        (("cuda:0",), "MIG-7"): [0, 1, 2],
+        (("cpu",), ""): [],
+        ((), "0"): [],
+    }
+    for (devices, visible), indices in found.items():
+        assert used_gpus(gpus, devices, visible) == [gpus[i] for i in indices]
 
 
 def test_what_was_not_verified_stands_above_the_tables(tmp_path, report, monkeypatch):

@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,18 @@ SHOWN_VARIABLES = re.compile(
     r"(CUDA|NVIDIA_VISIBLE|TORCH|PYTORCH|GRINF|OMP|NCCL)_(?!.*(TOKEN|KEY|SECRET|PASSWORD))"
 )
 GPU_FIELDS = (
-    "name,uuid,driver_version,memory.total,mig.mode.current,ecc.mode.current,persistence_mode,power.limit,"
+    "name,index,uuid,driver_version,memory.total,mig.mode.current,ecc.mode.current,persistence_mode,power.limit,"
     "clocks.max.sm,clocks.applications.graphics,clocks.sm,temperature.gpu,pcie.link.gen.current"
 )
 
 
-def describe_environment() -> dict[str, Any]:
-    """Versions, processor, GPUs, other processes on them, and the environment variables that matter."""
+def describe_environment(devices: Sequence[str]) -> dict[str, Any]:
+    """Versions, processor, the GPUs of `devices`, who else is on them, and the variables that matter."""
     cpu = re.search(r"model name\s*:\s*(.+)", _read(Path("/proc/cpuinfo")))
     shown = {name: value for name, value in sorted(os.environ.items()) if SHOWN_VARIABLES.match(name)}
     installed = {dist.name: dist.version for dist in metadata.distributions() if dist.name in PACKAGES}
+    gpus = used_gpus(_nvidia_smi("gpu", GPU_FIELDS), devices, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    processes = _nvidia_smi("compute-apps", "pid,used_memory,gpu_uuid") if gpus else []
     return {
         "grinf": __version__,
         "git": _run("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"),
@@ -36,10 +39,27 @@ def describe_environment() -> dict[str, Any]:
         "cpu": cpu[1] if cpu else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "load_average": os.getloadavg()[0],
-        "gpus": _nvidia_smi("gpu", GPU_FIELDS),
-        "gpu_processes": _nvidia_smi("compute-apps", "pid,used_memory"),
+        "gpus": gpus,
+        "gpu_processes": [row for row in processes if row.get("gpu_uuid") in {gpu["uuid"] for gpu in gpus}],
         "variables": shown,
     }
+
+
+def used_gpus(gpus: list[dict[str, str]], devices: Sequence[str], visible: str) -> list[dict[str, str]]:
+    """Those of a machine's GPUs that `devices` (cpu, auto, cuda:1) means; all where that cannot be told.
+
+    Args:
+        gpus: Rows with `index` and `uuid`, in the machine's order.
+        devices: As given to --devices; they count within what is visible.
+        visible: CUDA_VISIBLE_DEVICES: indices, or beginnings of UUIDs.
+    """
+    names = [name for name in visible.split(",") if name] or [gpu["index"] for gpu in gpus]
+    wanted = [int(device.partition(":")[2] or 0) for device in devices if device != "cpu"]
+    chosen = [names[number] for number in wanted if number < len(names)]
+    used = [
+        gpu for gpu in gpus if any(gpu["index"] == name or gpu["uuid"].startswith(name) for name in chosen)
+    ]
+    return used or (gpus if wanted else [])
 
 
 def machine_name(environment: dict[str, Any]) -> str:

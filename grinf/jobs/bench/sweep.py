@@ -96,7 +96,9 @@ class _Sweep:
 
     def measure(self) -> None:
         """Measure what is left, until the budget ends."""
-        environment = describe_environment() | {"engines": self.run.read_json("env.json").get("engines", {})}
+        devices = () if self.plan.is_virtual else self.plan.settings.devices
+        earlier = self.run.read_json("env.json").get("engines", {})
+        environment = describe_environment(devices) | {"engines": earlier}
         try:
             for _, group in groupby(tuple(self.todo), key=lambda point: replace(point, input_len=0)):
                 points = list(group)
