@@ -1,6 +1,7 @@
 """What every test shares: the GPU gate, the hypothesis profile, and where the repository is."""
 
 import os
+import signal
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from hypothesis import settings
 
 settings.register_profile("grinf", deadline=None, max_examples=100, derandomize="CI" in os.environ)
 settings.load_profile("grinf")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a background job's, and its children's
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

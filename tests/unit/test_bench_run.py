@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grinf.config.load import resolve
-from grinf.config.settings import BenchSettings
+from grinf.config.settings import BenchSettings, BuildTrieSettings
 from grinf.errors import EnvironmentFault, ExitCode, GrinfError, UsageError
 from grinf.jobs.bench import sweep
 from grinf.jobs.bench.compare import compare_runs
@@ -27,6 +26,7 @@ from grinf.jobs.bench.sim import SimEngine
 from grinf.jobs.bench.summary import footer, markdown, notes, short, summarise, tables
 from grinf.jobs.bench.sweep import run_bench
 from grinf.jobs.bench.verify import VerifyReport
+from grinf.jobs.build_trie import run_build_trie
 
 COMMON = {"engine": "sim:", "preset": "quick", "input_len": "100,500", "beams": "900"}
 
@@ -409,19 +409,24 @@ def test_an_engine_that_loses_answers_is_not_trusted(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("catalog", "told"),
-    [("no.trie", "there is no trie no.trie"), ("synthetic:items=1M,items=2M", "'items' twice")],
+    [
+        ("no.trie", "there is no trie no.trie"),
+        (__file__, "is not a whole trie file"),
+        ("synthetic:items=1M,items=2M", "'items' twice"),
+    ],
 )
 def test_a_catalogue_that_cannot_be_is_refused_before_anything_runs(tmp_path, catalog, told):
     with pytest.raises(GrinfError, match=told):
-        bench(tmp_path, constrained="on", catalog=[catalog])
+        bench(tmp_path, constrained="on", catalog=["synthetic:items=1M", catalog])
     assert not list(tmp_path.iterdir())
 
 
 def test_catalogues_of_one_name_are_points_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for folder in ("a", "b"):
-        Path(folder).mkdir()
-        Path(folder, "items.trie").touch()
+    np.save("sids.npy", np.array([[0, 1, 2], [3, 4, 5]]))
+    for path in ("a/items.trie", "b/items.trie"):
+        given = {"items": ["sids.npy"], "output": path, "codebook_sizes": "8,8,8"}
+        run_build_trie(resolve(BuildTrieSettings, given), lambda stage, done, total: None)
     tries = ["a/items.trie", "b/items.trie", "a/items.trie", "synthetic:items=1M", "synthetic:items=1M"]
     report = bench(tmp_path, constrained="on", catalog=tries, preset="smoke", input_len="100")
     rows = report.summary.rows

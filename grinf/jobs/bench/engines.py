@@ -10,13 +10,14 @@ from grinf.backend.interface import EngineOptions
 from grinf.config import parse
 from grinf.config.fields import Dtype
 from grinf.config.settings import BenchSettings
-from grinf.errors import TrieFileError, UsageError
+from grinf.errors import UsageError
 from grinf.jobs.bench.clock import Clock, VirtualClock
 from grinf.jobs.bench.driver import BenchEngine
 from grinf.jobs.bench.point import SYNTHETIC, Point
 from grinf.jobs.bench.sim import BatchServer, SimEngine
 from grinf.jobs.catalogue import CODEBOOK, skewed_catalogue, uniform_catalogue
 from grinf.trie import TokenMapping, Trie
+from grinf.trie.store import read_manifest
 from grinf.trie.tokens import check_tokenizer
 
 KINDS = ("grinf", "hf", "sim")
@@ -189,15 +190,15 @@ def load_catalog(spec: str, model: str) -> Trie:
 
 
 def check_catalog(spec: str) -> None:
-    """Check that a catalogue can be made, or that there is such a file, without reading it.
+    """Check that a catalogue can be made, or that its file begins as a trie does.
 
     Raises:
         GrinfError: Neither.
     """
     if spec.startswith(SYNTHETIC):
         _synthetic_fields(spec)
-    elif not Path(spec).exists():
-        raise TrieFileError(f"there is no trie {spec}", fix="make one with `grinf build-trie ITEMS.parquet`")
+    else:
+        read_manifest(Path(spec))
 
 
 def _synthetic(spec: str) -> Trie:
