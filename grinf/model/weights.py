@@ -2,8 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,6 +19,8 @@ from grinf.model.decoder import DecoderWeights, LayerWeights
 
 Fetch = Callable[[str, tuple[int, ...]], Tensor]
 """fetch(name, shape) -> tensor of that shape, in the compute dtype, on the compute device."""
+EachLayer = Callable[[Callable[[str], LayerWeights], list[str]], Iterable[LayerWeights]]
+"""`map`, or a thread pool's: its function over the prefixes of the layers' names."""
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -31,16 +36,18 @@ def load_weights(
         ModelError: No safetensors file, an unreadable one, a missing tensor or a tensor of the wrong shape.
     """
     if not path.is_dir():
-        return _assemble(config, random_fetch(seed, dtype, device))
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # a generator draws on one core
+            return _assemble(config, random_fetch(seed, dtype, device), pool.map)
     with ExitStack() as files:
-        return _assemble(config, _checkpoint_fetch(path, files, dtype, device))
+        return _assemble(config, _checkpoint_fetch(path, files, dtype, device), map)
 
 
-def _assemble(config: ModelConfig, fetch: Fetch) -> DecoderWeights:
+def _assemble(config: ModelConfig, fetch: Fetch, each: EachLayer) -> DecoderWeights:
     """Fetch every tensor under its Hugging Face name and fuse what is read together."""
     embed = fetch("model.embed_tokens.weight", (config.vocab_rows, config.hidden_size))
     head = embed if config.tied_head else fetch("lm_head.weight", (config.vocab_rows, config.hidden_size))
-    layers = [_layer(config, fetch, f"model.layers.{index}.") for index in range(config.num_layers)]
+    prefixes = [f"model.layers.{index}." for index in range(config.num_layers)]
+    layers = list(each(partial(_layer, config, fetch), prefixes))
     return DecoderWeights(embed, layers, fetch("model.norm.weight", (config.hidden_size,)), head)
 
 
