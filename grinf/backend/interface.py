@@ -101,7 +101,7 @@ class Capacity:
         width_buckets: Ascending captured widths; empty: every width is its own bucket.
         mixed_levels: Whether one batch may hold requests at different levels.
         views: Names of the trie's views that a request may ask for.
-        filters: Whether a request may bring a live mask of its own.
+        filter_words: Words of the live mask that a request may bring; 0: it may not.
     """
 
     num_pages: int
@@ -116,7 +116,7 @@ class Capacity:
     width_buckets: tuple[int, ...] = ()
     mixed_levels: bool = True
     views: tuple[str, ...] = ()
-    filters: bool = False
+    filter_words: int = 0
 
     @property
     def levels(self) -> int:

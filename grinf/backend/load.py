@@ -1,6 +1,7 @@
 """Build a backend: read the model, fit the catalogue to it, plan memory, resolve kernels."""
 
 import os
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def load_backend(
 
 def _frame(options: EngineOptions, policy: BeamWidthPolicy, levels: int, trie: Trie | None) -> _Frame:
     """Check options, model, catalogue and kernels against one another."""
+    _check_options(options)
     device = _device(options.device)
     config = read_config(Path(options.model))
     check_score(options.score, constrained=trie is not None)
@@ -109,6 +111,24 @@ def _frame(options: EngineOptions, policy: BeamWidthPolicy, levels: int, trie: T
         )
     checked = (device, _DTYPES[dtype_name], page_size, ops, candidates, bounds, max_context)
     return _Frame(options, config, policy, trie, *checked)
+
+
+def _check_options(options: EngineOptions) -> None:
+    """Refuse numbers that no engine can have; the command line has refused them in its own words."""
+    needed = ("max_batch", "max_batch_tokens", "min_beams", "workspace_bytes")
+    optional = ("score_k", "max_context", "page_size")
+    numbers = {name: getattr(options, name) for name in (*needed, *optional)}
+    numbers = {name: value for name, value in numbers.items() if name in needed or value is not None}
+    wrong = [f"{name}={value}" for name, value in numbers.items() if type(value) is not int or value < 1]
+    if not options.beams or any(width < 1 for width in options.beams):
+        wrong.append(f"beams={options.beams}")
+    if not 0 < options.memory_fraction <= 1:
+        wrong.append(f"memory_fraction={options.memory_fraction}")
+    if options.score_margin is not None and not options.score_margin >= 0:
+        wrong.append(f"score_margin={options.score_margin}")
+    if wrong:
+        why = "counts and sizes are 1 at least, a margin 0, and a share of memory above 0 and up to 1"
+        raise UsageError(f"EngineOptions({', '.join(wrong)})", why)
 
 
 def _plan(frame: _Frame) -> MemoryPlan:
@@ -166,7 +186,7 @@ def _capacity(frame: _Frame, plan: MemoryPlan, *, mixed_levels: bool) -> Capacit
         mixed_levels=mixed_levels,
         width_buckets=width_buckets(frame.bounds, shrinking=shrinking) if frame.is_captured else (),
         views=tuple(frame.trie.views) if frame.trie is not None else (),
-        filters=frame.options.filters and frame.trie is not None,
+        filter_words=-(-frame.trie.level_offset[-1] // 32) if frame.options.filters and frame.trie else 0,
     )
 
 
@@ -278,4 +298,5 @@ def _free_bytes(device: torch.device) -> int:
     """Memory that is free now, before pools are made."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"))
+    return int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

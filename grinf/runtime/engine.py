@@ -3,10 +3,11 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from grinf.backend.interface import Batch, Beams, EngineOptions, ExecutionBackend, Pending
-from grinf.errors import RowError
+from grinf.errors import RowError, UsageError
 from grinf.runtime.beam_width import make_policy
 from grinf.runtime.scheduler import Scheduler
 from grinf.state.ledger import Ledger
@@ -37,6 +38,7 @@ class Engine:
         self._scheduler = Scheduler(capacity, policy)
         self._ledger = Ledger(capacity.num_pages, capacity.page_size, capacity.num_slots)
         self._pending: deque[tuple[Pending, list[Request]]] = deque()
+        self._is_closed = False
         self.max_context, self.levels, self.vocab_rows, self.max_batch = (
             capacity.max_context,
             capacity.levels,
@@ -76,7 +78,9 @@ class Engine:
 
         Raises:
             RowError: It can never be served: empty, overlong, an unknown token or view, too many beams.
+            UsageError: The engine is closed.
         """
+        self._refuse_if_closed()
         if not request.timeline.submitted_ns:
             request.timeline.submitted_ns = self._clock()
         self._scheduler.add(request)
@@ -87,6 +91,7 @@ class Engine:
         Finished results never wait behind a batch, since to enqueue one may wait for the device. Only when
         nothing can be enqueued does it wait for results that are on their way.
         """
+        self._refuse_if_closed()
         if results := self._take_ready():
             return results
         batch = self._scheduler.next_batch(self._ledger)
@@ -98,29 +103,53 @@ class Engine:
     def run(self, requests: Iterable[Request]) -> Iterator[RecallResult]:
         """Serve requests, pulling them lazily; results come in order of completion.
 
-        A request that cannot be served yields a result with its `error`.
+        A request that cannot be served yields a result with its `error`. Whoever leaves early gives up the
+        requests that have no result yet.
+
+        Raises:
+            UsageError: The engine is closed, or still at work for another run.
         """
-        source = iter(requests)
+        if not self.is_idle:
+            what = f"{self.num_in_flight} requests are in flight already"
+            raise UsageError(what, "an engine serves one run at a time")
+        try:
+            yield from self._serve(iter(requests))
+        finally:
+            self._abandon()
+
+    def _serve(self, source: Iterator[Request]) -> Iterator[RecallResult]:
         more = True
         while more or not self.is_idle:
-            while more and self._scheduler.num_waiting < self._scheduler.capacity.max_batch:
-                request = next(source, None)
-                if request is None:
-                    more = False
-                    break
+            room = self.max_batch - self._scheduler.num_waiting if more else 0
+            batch = list(islice(source, max(room, 0)))
+            more = more and len(batch) == room
+            for request in batch:
                 try:
                     self.submit(request)
                 except RowError as error:
                     yield self._failed(request, error.kept())
             yield from self.step()
 
+    def _abandon(self) -> None:
+        """Forget all requests; what the device still does for them comes before any later work."""
+        for request in self._scheduler.clear():
+            if request.lease is not None:
+                self._ledger.release(request.lease)
+        self._pending.clear()
+
     def describe(self) -> dict[str, Any]:
         """Device, memory plan, kernels and buckets, ready for JSON; saved with every result."""
         return self._backend.describe()
 
     def close(self) -> None:
-        """Free what the device holds."""
-        self._backend.close()
+        """Free what the device holds; the engine can serve nothing then."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._backend.close()
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise UsageError("the engine is closed", fix="load another one")
 
     def __enter__(self) -> Self:
         return self

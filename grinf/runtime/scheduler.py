@@ -1,7 +1,8 @@
 """Which batch runs next, and who is done. Pure policy: knows no tensor, no clock and no file."""
 
+from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from grinf.backend.interface import Batch, Capacity
@@ -58,29 +59,45 @@ class Scheduler:
         request.status = RequestStatus.WAITING
         self._waiting.append(request)
 
+    def clear(self) -> list[Request]:
+        """Forget every request; return those that hold a lease."""
+        held, self._running = self._running, []
+        self._waiting.clear()
+        return held
+
     def _check(self, request: Request) -> None:
-        length, limit = request.context_len, self.capacity.max_context
-        if length == 0:
+        if request.status is not RequestStatus.NEW:
+            what = f"request {request.request_id} is {request.status} already"
+            raise RowError("served_twice", what, fix="make a new one")
+        request.input_ids = ids = _token_ids(request.input_ids)
+        limit, rows = self.capacity.max_context, self.capacity.vocab_rows
+        if len(ids) == 0:
             raise RowError("empty_input", "the prompt has no tokens")
-        if length > limit:
-            raise RowError("overlong", f"the prompt has {length} tokens, the limit is {limit}")
-        rows = self.capacity.vocab_rows
-        low, high = min(request.input_ids), max(request.input_ids)
+        if len(ids) > limit:
+            raise RowError("overlong", f"the prompt has {len(ids)} tokens, the limit is {limit}")
+        low, high = min(ids), max(ids)
         if low < 0 or high >= rows:
             wrong = low if low < 0 else high
             raise RowError("bad_token", f"token id {wrong} is outside the model's vocabulary of {rows}")
-        if request.view is not None and request.view not in self.capacity.views:
-            raise RowError(
-                "unknown_view", f"the trie has no view {request.view!r}", f"it has {self.capacity.views}"
-            )
-        if request.live is not None and not self.capacity.filters:
-            raise RowError("no_filters", "the engine was loaded without room for filters of single requests")
+        self._check_filter(request)
         policy = self.policy(request)
         widest = max(min(policy.width(level), most) for level, most in enumerate(self.capacity.level_widths))
         if widest > self.capacity.max_width:
             raise RowError(
                 "too_wide", f"{widest} beams exceed the {self.capacity.max_width} that the pool holds"
             )
+
+    def _check_filter(self, request: Request) -> None:
+        if request.view is not None and request.view not in self.capacity.views:
+            raise RowError(
+                "unknown_view", f"the trie has no view {request.view!r}", f"it has {self.capacity.views}"
+            )
+        live, words = request.live, self.capacity.filter_words
+        if live is not None and not words:
+            raise RowError("no_filters", "the engine was loaded without room for filters of single requests")
+        if live is not None and (str(live.dtype), live.shape) != ("uint32", (words,)):
+            what = f"the filter is {live.dtype} {list(live.shape)}, the trie's nodes need uint32 [{words}]"
+            raise RowError("bad_filter", what, fix="take it from Trie.mask_from_leaves")
 
     def next_batch(self, ledger: Ledger) -> Batch | None:
         """The batch to run now; None when nothing is left to do.
@@ -168,3 +185,15 @@ class Scheduler:
                 self._running.remove(request)
                 finished.append(request)
         return finished
+
+
+def _token_ids(given: Iterable[int]) -> "array[int]":
+    """The token ids of a prompt, whatever holds them.
+
+    Raises:
+        RowError: They are no integers, or of more than 64 bits.
+    """
+    try:
+        return array("q", iter(given))
+    except (TypeError, OverflowError) as error:
+        raise RowError("bad_token", "the prompt is no sequence of token ids", str(error)) from error

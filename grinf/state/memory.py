@@ -67,7 +67,7 @@ def plan_memory(
             f"one request needs {need}, {given} are planned for KV",
             f"{max_width} beams x {num_steps} steps and a prompt of {max_context} tokens, "
             f"{shape.bytes_per_token} bytes a token, and as much again for scratch",
-            "use fewer beams, a smaller --max-context or a smaller model, or free memory",
+            "use fewer beams, a smaller --max-context, --workspace-bytes or model, or free memory",
         )
     return MemoryPlan(
         num_pages=num_slots * pages_per_request,

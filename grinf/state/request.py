@@ -32,6 +32,7 @@ class BeamWidthPolicy(Protocol):
 class RequestStatus(StrEnum):
     """Life of a request."""
 
+    NEW = "new"
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -65,7 +66,7 @@ class Timeline:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One query and its progress. Callers set the first five fields; the Scheduler owns the rest."""
+    """One query, served once, and its progress. Callers set the first five fields, the Scheduler the rest."""
 
     request_id: int
     input_ids: Sequence[int]
@@ -76,7 +77,7 @@ class Request:
     live: "np.ndarray | None" = None
     """A filter of this request alone, instead of a view: uint32 words from `Trie.mask_from_leaves`."""
 
-    status: RequestStatus = RequestStatus.WAITING
+    status: RequestStatus = RequestStatus.NEW
     level: int = 0
     """SID levels chosen so far; 0 means that the prompt is not computed yet."""
     width: int = 1

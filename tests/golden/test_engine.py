@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grinf import Engine, EngineOptions, Request, Trie
+from grinf.errors import UsageError
 from grinf.trie import TokenMapping, trie_of
 from tests.golden.conftest import BASES, END_TOKEN, VOCAB
 from tests.golden.oracle import Oracle
@@ -104,6 +105,19 @@ def test_short_sids(model, model_folder: Path, score: str) -> None:
         results = recall(model_folder, trie, prompts, beams=beams, score=score)
         for prompt, result in zip(prompts, results, strict=True):
             assert_same(result, oracle.search(prompt, beams, score))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_batch": 0}, {"max_batch_tokens": -1}, {"max_context": 0}, {"page_size": -3}, {"score_k": -1},
+        {"workspace_bytes": 0}, {"memory_fraction": 5.0}, {"score_margin": float("nan")}, {"beams": (0,)},
+        {"max_batch": 2.0},
+    ],
+)  # fmt: skip
+def test_options_that_no_engine_can_have_are_refused(model_folder: Path, wrong: dict) -> None:
+    with pytest.raises(UsageError):
+        Engine.load(EngineOptions(str(model_folder), **wrong))
 
 
 @pytest.mark.parametrize("margin", [0.0, 1.0, 3.0])
@@ -236,3 +250,9 @@ def test_a_checkpoints_generation_config_changes_nothing(model, model_folder: Pa
     )
     np.testing.assert_array_equal(plain.sids, configured.sids)
     np.testing.assert_array_equal(plain.scores, configured.scores)
+
+
+def test_what_the_page_cache_holds_counts_as_free_memory(model_folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr("os.sysconf", lambda name: 1)
+    with Engine.load(EngineOptions(str(model_folder), beams=(4,))) as engine:
+        assert engine.describe()["memory"]["budget_bytes"] > 1 << 20

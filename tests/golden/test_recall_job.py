@@ -575,16 +575,21 @@ def test_rejected_rows_may_hold_any_type(world: World, tmp_path: Path) -> None:
     assert rows_of(tmp_path / "out.rejects.parquet")[0]["views"] is None
 
 
-def test_an_input_that_is_replaced_while_the_job_runs_ends_it(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("put", [os.replace, shutil.copyfile])
+@pytest.mark.parametrize("row_group_size", [2, 4])
+def test_an_input_that_is_replaced_while_the_job_runs_ends_it(
+    world: World, tmp_path: Path, put: Callable, row_group_size: int
+) -> None:
     table = pa.table({"input_ids": [[1], [2], [3], [4]]})
     for name in ("queries", "others"):
-        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=2)
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=row_group_size)
 
     def swap(stage: str, done: int, whole: int | None) -> None:
         if (stage, done) == ("queries", 2) and (tmp_path / "others.parquet").exists():
-            os.replace(tmp_path / "others.parquet", tmp_path / "queries.parquet")
+            put(tmp_path / "others.parquet", tmp_path / "queries.parquet")
 
-    settings = world.settings(output=str(tmp_path / "out.parquet"), input=str(tmp_path / "queries.parquet"))
+    flags = {"output": str(tmp_path / "out.parquet"), "unit_rows": "1"}
+    settings = world.settings(input=str(tmp_path / "queries.parquet"), **flags)
     with pytest.raises(DataError, match="was changed while the job ran"):
         run_recall(settings, swap)
     assert not (tmp_path / "out.parquet").exists()

@@ -1,7 +1,7 @@
 """Engine and scheduler over a backend that only takes notes: leases, order, shapes, every end."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grinf.backend.interface import Batch, Beams, Capacity
-from grinf.errors import RowError
+from grinf.errors import RowError, UsageError
 from grinf.runtime.beam_width import make_policy
 from grinf.runtime.engine import Engine
 from grinf.state.request import Request, RequestStatus
@@ -211,6 +211,9 @@ def test_a_margin_shrinks_the_rows_that_are_computed() -> None:
         (Request(0, [1] * 41), "overlong"),
         (Request(0, [100]), "bad_token"),
         (Request(0, [-1]), "bad_token"),
+        *((Request(0, ids), "bad_token") for ids in ([1.9], [1, None], "abc", [[1]], [2**64], None)),
+        (Request(0, [1], status=RequestStatus.FINISHED), "served_twice"),
+        (Request(0, [1], live=np.zeros(2, np.uint32)), "no_filters"),
         (Request(0, [1], view="fresh"), "unknown_view"),
         (Request(0, [1], policy=make_policy((51,), 3)), "too_wide"),
     ],
@@ -230,6 +233,64 @@ def test_a_bad_request_does_not_stop_the_others() -> None:
     assert results[1].error.code == "empty_input"
     assert (results[1].beams_returned, results[1].sids.shape) == (0, (0, 3))
     assert results[0].error is results[2].error is None
+
+
+@pytest.mark.parametrize("live", [np.zeros(3, np.uint32), np.zeros(2, np.int32), np.zeros((2, 1), np.uint32)])
+def test_a_filter_of_another_trie_is_refused(live: np.ndarray) -> None:
+    engine, _ = make_engine(replace(ROOMY, filter_words=2))
+    engine.submit(Request(0, [1], live=np.zeros(2, np.uint32)))
+    with pytest.raises(RowError, match="filter"):
+        engine.submit(Request(0, [1], live=live))
+
+
+@pytest.mark.parametrize("ids", [(7, 8), np.array([7, 8], np.uint16), b"\7\10", range(7, 9)])
+def test_token_ids_come_in_any_sequence(ids: Sequence[int]) -> None:
+    engine, _ = make_engine(ROOMY)
+    request = Request(0, ids)
+    [result] = engine.run([request])
+    assert result.error is None
+    assert list(request.input_ids) == [7, 8]
+
+
+@pytest.mark.parametrize("polls", [0, 3])
+def test_who_leaves_a_run_early_leaves_nothing_behind(polls: int) -> None:
+    engine, _ = make_engine(ROOMY, polls=polls)
+    for _ in engine.run(Request(n, [1]) for n in range(20)):
+        break
+    assert engine.is_idle
+    assert [r.request_id for r in engine.run([Request(100, [2]), Request(101, [2])])] == [100, 101]
+
+    def breaks() -> Iterator[Request]:
+        yield Request(200, [1])
+        raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError, match="own"):
+        list(engine.run(breaks()))
+    more = list(range(300, 340))
+    assert sorted(r.request_id for r in engine.run(Request(n, [1] * 40) for n in more)) == more
+
+
+def test_a_request_is_served_once() -> None:
+    engine, _ = make_engine(ROOMY)
+    request = Request(0, [1])
+    first, second = engine.run([request, request])
+    assert sorted([first.error is None, second.error is None]) == [False, True]
+    assert next(engine.run([request])).error is not None
+    assert next(engine.run([Request(1, [1])])).error is None
+
+
+def test_an_engine_serves_one_run_at_a_time_and_none_once_closed() -> None:
+    engine, _ = make_engine(ROOMY)
+    first = engine.run(Request(n, [1]) for n in range(20))
+    next(first)
+    with pytest.raises(UsageError, match="in flight"):
+        next(engine.run([Request(100, [1])]))
+    assert len(list(first)) == 19
+    with engine:
+        engine.close()
+    for use in (lambda: engine.submit(Request(0, [1])), engine.step, lambda: list(engine.run([]))):
+        with pytest.raises(UsageError, match="closed"):
+            use()
 
 
 def test_a_result_that_is_not_a_number_is_an_error() -> None:

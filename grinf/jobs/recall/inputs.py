@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from grinf.errors import DataError
-from grinf.jobs.arrow_types import plain_type
+from grinf.jobs.arrow_types import is_list, plain_type
 from grinf.jobs.parquet_files import columns_of, find_files, open_parquet, source_of
 from grinf.jobs.recall.units import Unit
 
@@ -62,14 +62,28 @@ def _describe(path: Path) -> tuple[pa.Schema, QueryFile]:
     with open_parquet(path) as file:
         names, schema, metadata = columns_of(path, file), file.schema_arrow, file.metadata
         row_groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
-    plain = pa.schema([field.with_type(plain_type(field.type)) for field in schema])
+    plain = pa.schema([field.with_type(_plain(field.type)) for field in schema])
     state, digest = _state(path), source_of(path).digest
     return plain, QueryFile(path.resolve(), digest, state, row_groups, tuple(names))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The plain type, also of the values of lists; but Arrow cannot cast views of lists."""
+    if not is_list(kind):
+        return plain_type(kind)
+    value, is_view = _plain(kind.value_type), pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    return kind if is_view or value == kind.value_type else pa.list_(kind.value_field.with_type(value))
 
 
 def _state(path: Path) -> tuple[int, int, int]:
     found = path.stat()
     return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _refuse_changed(source: QueryFile) -> None:
+    if _state(source.path) != source.state:
+        fix = "start again with --overwrite: answers from both would be mixed"
+        raise DataError(f"{source.path} was changed while the job ran", fix=fix)
 
 
 def _merge(paths: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
@@ -113,6 +127,7 @@ class UnitReader:
             for skipped in range(row, unit.start, BATCH_ROWS):
                 self._take(min(BATCH_ROWS, unit.start - skipped))
             batches = self._take(unit.num_rows)
+            _refuse_changed(self._files[unit.file])
             self._position = (unit.file, unit.row_group, unit.start + unit.num_rows)
             return self._fit(pa.Table.from_batches(batches))
         except (OSError, pa.ArrowException) as error:
@@ -121,9 +136,7 @@ class UnitReader:
 
     def _open(self, source: QueryFile, unit: Unit) -> Iterator[pa.RecordBatch]:
         file = open_parquet(source.path)
-        if _state(source.path) != source.state:
-            fix = "start again with --overwrite: answers from both would be mixed"
-            raise DataError(f"{source.path} was changed while the job ran", fix=fix)
+        _refuse_changed(source)
         names = [name for name in self._schema.names if name in file.schema_arrow.names]
         return file.iter_batches(min(BATCH_ROWS, unit.num_rows), [unit.row_group], names)
 
