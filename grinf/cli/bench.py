@@ -130,10 +130,14 @@ def kernels(
 
 def _planned(plan: "Plan") -> CommandResult:
     from grinf.jobs.bench.search import PRESETS
+    from grinf.jobs.bench.sweep import block_seconds
 
     preset = PRESETS[plan.preset]
     requests = preset.requests
     seconds = min(requests / plan.assumed_rps, 10 * preset.max_s)  # No probe of a slow engine lasts longer.
+    if plan.rival:
+        seconds = 2 * (plan.settings.interleave + 1) * block_seconds(plan.preset)
+        requests = int(seconds * plan.assumed_rps)
     rows = [[point.key, f"{requests:,}", f"{seconds:,.0f} s"] for point in plan.points]
     table = Table("dry run", ["point", "requests", f"time at {plan.assumed_rps:g} req/s"], rows)
     total = f"{len(rows)} points, preset {plan.preset}, about {seconds * len(rows) / 60:,.0f} min"

@@ -121,8 +121,11 @@ def _file(name: str, metavar: str, path: Path | None, read: Callable[[Path], str
 
 def _read_model(path: Path) -> str:
     from grinf.model.config import read_config
+    from grinf.model.weights import check_files
 
     config = read_config(path)
+    if path.is_dir():
+        check_files(path)
     return (
         f"{config.kind}, {config.num_layers} layers of {config.hidden_size}, {config.vocab_rows:,} token rows"
     )
@@ -140,6 +143,8 @@ def _kernels(settings: DoctorSettings) -> Iterator[Check]:
     from grinf.backend.registry import OPS, default_registry
 
     registry, overrides, site = default_registry(), settings.engine_options()["kernels"], _site(settings)
+    for op in overrides.keys() - OPS:
+        yield Check(op, "fail", f"--kernels {op}={overrides[op]}: it is no op", f"one of {', '.join(OPS)}")
     for op in OPS:
         name = f"{op} ({site.device}, {site.dtype})"
         try:

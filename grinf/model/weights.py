@@ -119,6 +119,15 @@ def _checkpoint_fetch(path: Path, files: ExitStack, dtype: torch.dtype, device: 
     return fetch
 
 
+def check_files(path: Path) -> None:
+    """Check that a checkpoint folder has the files of its weights, without reading them.
+
+    Raises:
+        ModelError: It lacks some, or all.
+    """
+    list(_shards(path))
+
+
 def _shards(path: Path) -> Iterator[Path]:
     index = path / _INDEX
     if (path / _SINGLE).is_file():

@@ -1,6 +1,7 @@
 """`grinf doctor`: what it finds, what fails, and what a CuPy that does not fit torch looks like."""
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -12,6 +13,7 @@ from grinf.backend.registry import OPS
 from grinf.cli import doctor
 from grinf.config.settings import DoctorSettings
 from grinf.errors import ExitCode
+from grinf.jobs.bench.plan import shipped_model
 
 
 def run(folder, *arguments):
@@ -48,6 +50,17 @@ def test_files_of_grinf_toml_that_cannot_be_read_fail(tmp_path):
     assert set(failed) == {"model", "trie"}
     assert "no_such_model" in failed["model"]["found"]
     assert "items.grtrie" in failed["trie"]["found"]
+    assert document["exit_code"] == ExitCode.ENVIRONMENT
+
+
+def test_what_the_engine_would_refuse_fails(tmp_path):
+    (tmp_path / "model").mkdir()
+    shutil.copy(shipped_model("tiny"), tmp_path / "model" / "config.json")
+    document = run(tmp_path, "--model", "model", "--kernels", "foo=bar")
+    failed = {check["name"]: check for check in document["data"]["checks"] if check["status"] == "fail"}
+    assert set(failed) == {"model", "foo"}
+    assert "has no weights" in failed["model"]["found"]
+    assert "foo=bar" in failed["foo"]["found"]
     assert document["exit_code"] == ExitCode.ENVIRONMENT
 
 

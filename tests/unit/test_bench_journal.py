@@ -1,6 +1,7 @@
 """A run's folder that something has damaged is told with its place; one that a crash cut off goes on."""
 
 import json
+import re
 import shutil
 
 import pyarrow as pa
@@ -9,8 +10,9 @@ import pytest
 
 from grinf.config.load import resolve
 from grinf.config.settings import BenchSettings
-from grinf.errors import EnvironmentFault, ExitCode
+from grinf.errors import EnvironmentFault, ExitCode, UsageError
 from grinf.jobs.bench.compare import compare_runs
+from grinf.jobs.bench.engines import model_facts
 from grinf.jobs.bench.journal import read_journal
 from grinf.jobs.bench.run_dir import RunDir
 from grinf.jobs.bench.summary import summarise
@@ -109,7 +111,7 @@ def test_a_damaged_environment_is_told(run, text):
         compare_runs([run.path, run.path])
 
 
-@pytest.mark.parametrize("kind", ["missing", "cut", "foreign", "retyped"])
+@pytest.mark.parametrize("kind", ["missing", "cut", "foreign", "another", "retyped"])
 def test_a_damaged_table_is_told(run, kind):
     file = next(iter(read_journal(run).records.values()))[0].file
     path = run.path / file
@@ -119,6 +121,8 @@ def test_a_damaged_table_is_told(run, kind):
             path.unlink()
         case "cut":
             path.write_bytes(path.read_bytes()[:100])
+        case "another":
+            path.write_bytes((run.path / next(iter(read_journal(run).records.values()))[1].file).read_bytes())
         case "foreign":
             pq.write_table(pa.table({"a": [1]}), path)
         case _:
@@ -142,3 +146,24 @@ def test_a_torn_line_makes_room_for_the_next_event(run, torn):
     line = json.dumps({"event": "verify", "point": point, "status": "ok"}).encode()
     assert journal.read_bytes() == whole + line + b"\n"
     assert read_journal(run).said["verify", point]["status"] == "ok"
+
+
+def test_a_run_is_not_resumed_with_another_model_or_catalogue(run):
+    journal = run.path / "journal.jsonl"
+    lines = [line for line in journal.read_bytes().splitlines(keepends=True) if b'"done"' not in line]
+    journal.write_bytes(re.sub(rb'"workload_hash": "\w+"', b'"workload_hash": "0123"', b"".join(lines)))
+    with pytest.raises(UsageError, match="another one than when the run began"):
+        bench(run.path.parent, resume=True)
+
+
+def test_what_a_model_is_decides_the_work(tmp_path):
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "b.json").write_text("{} ")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    seen = [model_facts(tmp_path / name) for name in ("a.json", "b.json", "model")]
+    (folder / "model.safetensors").write_bytes(b"12")
+    seen.append(model_facts(folder))
+    assert len({repr(facts) for facts in seen}) == 3
+    assert seen[0] == seen[2]

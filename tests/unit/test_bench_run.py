@@ -12,6 +12,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from grinf.cli.bench import _planned
 from grinf.config.load import resolve
 from grinf.config.settings import BenchSettings, BuildTrieSettings
 from grinf.errors import EnvironmentFault, ExitCode, GrinfError, UsageError
@@ -23,7 +24,7 @@ from grinf.jobs.bench.plan import make_plan
 from grinf.jobs.bench.plots import draw_all
 from grinf.jobs.bench.run_dir import RunDir
 from grinf.jobs.bench.sim import SimEngine
-from grinf.jobs.bench.summary import footer, markdown, notes, short, summarise, tables
+from grinf.jobs.bench.summary import _stages, footer, markdown, notes, short, summarise, tables
 from grinf.jobs.bench.sweep import run_bench
 from grinf.jobs.bench.verify import VerifyReport
 from grinf.jobs.build_trie import run_build_trie
@@ -419,6 +420,32 @@ def test_a_catalogue_that_cannot_be_is_refused_before_anything_runs(tmp_path, ca
     with pytest.raises(GrinfError, match=told):
         bench(tmp_path, constrained="on", catalog=["synthetic:items=1M", catalog])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("flag", ["catalog", "trie"])
+def test_a_catalogue_that_would_not_be_searched_is_refused(tmp_path, flag):
+    given = {"output": str(tmp_path), "engine": "sim:", flag: "synthetic:items=1M"}
+    with pytest.raises(UsageError, match=f"--{flag} would not be searched"):
+        make_plan(resolve(BenchSettings, given))
+    assert make_plan(resolve(BenchSettings, given | {"constrained": "off"})).points
+
+
+def test_stages_of_a_few_requests_are_numbers(report):
+    point, probes = next(iter(report.summary.probes.items()))
+    few = _stages(report.run, probes[:1], "items")
+    assert all(np.isfinite(list(few.values())))
+    for n in (1, 2, 3, 4):
+        table = report.run.read_table(probes[0].record.file).slice(0, n)
+        report.run.write_table("few.parquet", table)
+        record = replace(probes[0].record, file="few.parquet")
+        stages = _stages(report.run, [replace(probes[0], record=record)], "items")
+        assert all(np.isfinite(list(stages.values()))), point
+
+
+def test_the_estimate_of_engines_in_turns_counts_the_turns():
+    plans = [make_plan(resolve(BenchSettings, COMMON | {"aa": True, "interleave": n})) for n in ("1", "99")]
+    once, often = (_planned(plan).data["points"][0]["seconds"] for plan in plans)
+    assert often == 50 * once > 0
 
 
 def test_catalogues_of_one_name_are_points_of_their_own(tmp_path, monkeypatch):

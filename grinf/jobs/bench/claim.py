@@ -23,8 +23,8 @@ class Claim:
             confirmed; `invalid`: the load came late; `failing`: the idle engine does not answer every
             request; `lost`: requests were never answered, or twice.
         max_rate: Highest passing rate, requests/s; None without a claim.
-        first_failing_rate: Lowest rate above it that failed; without a claim the lowest that failed at all. A
-            late load is no failure.
+        first_failing_rate: Lowest rate above it that a confirming run failed, or else any run; without a
+            claim the lowest that failed at all. A late load is no failure.
         floor_ms: Median latency of the idle engine.
         capacity_rps: Completions/s of the full engine.
         closed_avg_rps, closed_concurrency: Highest closed-loop rate with an average inside the limit.

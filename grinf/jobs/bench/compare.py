@@ -90,6 +90,8 @@ def compare_runs(paths: Sequence[Path], *, force: bool = False) -> Comparison:
     names = [name for name in sorted(left.keys() | right.keys()) if left.get(name) != right.get(name)]
     names = [name for name in names if not any(word in name for word in PASSING)]
     differences = [f"{name}: {left.get(name)} / {right.get(name)}" for name in names]
+    devices = [run.header["devices"] for run in (base, others[0])]
+    differences += ["devices: {} / {}".format(*devices)] * (devices[0] != devices[1])
     return Comparison(rows, _geomean(rows), infeasible, lost, differences, notes)
 
 

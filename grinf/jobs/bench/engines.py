@@ -1,5 +1,6 @@
 """Opens what is measured: grinf, the Hugging Face baseline or the simulated server; and its catalogue."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -168,6 +169,14 @@ def _fields(spec: str, parsers: Parsers) -> dict[str, Any]:
         return parse.parse_fields(given, parsers) if given else {}
     except UsageError as error:
         raise UsageError(f"{spec}: {error.what}", error.why, error.fix) from error
+
+
+def model_facts(model: Path | None) -> list[Any]:
+    """What of a model bears on the work of a run: its architecture, and the sizes of its weights."""
+    assert model is not None
+    architecture = model / "config.json" if model.is_dir() else model
+    sizes = sorted((file.name, file.stat().st_size) for file in model.glob("*.safetensors"))
+    return [hashlib.sha256(architecture.read_bytes()).hexdigest(), sizes]
 
 
 @lru_cache(maxsize=1)

@@ -81,6 +81,10 @@ def make_plan(settings: BenchSettings) -> Plan:
     if not re.fullmatch(r"\w[\w.-]*", settings.name):
         why, fix = "it becomes part of a folder's name", "take letters, digits, '-', '_' and '.'"
         raise UsageError(f"--name {settings.name!r} is no name", why, fix)
+    for flag in ("catalog", "trie"):
+        if (settings.origin.get(flag), settings.origin.get("constrained")) == (f"--{flag}", "default"):
+            fix = "add --constrained on, or both"
+            raise UsageError(f"--{flag} would not be searched", "the search is free by default", fix)
     defaults = GPU if not virtual and settings.devices[0] != "cpu" and _has_gpu() else CPU
     if settings.model is None and not virtual:
         settings = settings.model_copy(update={"model": shipped_model(defaults.model)})

@@ -69,7 +69,8 @@ class Prober:
                 raise BudgetSpent
             record = self._measure(spec)
         elif (record.stage, record.rate, record.concurrency) != (spec.stage, spec.rate, spec.concurrency):
-            why = f"it holds a {record.stage} probe where this version runs a {spec.stage} probe"
+            held, wanted = (f"{s.stage} (rate {s.rate}, concurrency {s.concurrency})" for s in (record, spec))
+            why = f"it holds a probe {held} where this version runs {wanted}"
             raise UsageError(f"cannot resume {self.run_dir.path}", why, "start a new run, without --resume")
         probe = measured(self.run_dir, record, self.slas)
         self.on_probe(probe)
@@ -110,6 +111,9 @@ def measured(run_dir: RunDir, record: ProbeRecord, slas: Sequence[Sla]) -> Probe
     """
     table = run_dir.read_table(record.file)
     try:
+        told = {name: table[name].unique().to_pylist() for name in ("probe_id", "seed")}
+        if table.num_rows and told != {name: [getattr(record, name)] for name in told}:
+            raise ValueError(f"it is of the probe {told}")
         return measure(record, table, slas)
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(str(run_dir.path / record.file), f"it is no table of requests: {error}") from error

@@ -188,7 +188,7 @@ def _stages(run: RunDir, probes: Sequence[Probe], last: str) -> dict[str, float]
     if not len(table):
         return {}
     total = table["t_done_ns"].to_numpy() - table["t_sched_ns"].to_numpy()
-    low, high = np.quantile(total, [0.45, 0.55])
+    low, high = np.quantile(total, 0.45, method="lower"), np.quantile(total, 0.55, method="higher")
     table = table.filter(pa.array((total >= low) & (total <= high)))
     lists = table["step_ns"].to_pylist()
     steps = np.array([step[: min(map(len, lists))] for step in lists])

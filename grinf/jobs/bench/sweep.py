@@ -16,7 +16,7 @@ import numpy as np
 from grinf.config.settings import BenchSettings
 from grinf.errors import ExitCode, GrinfError, UsageError
 from grinf.jobs.bench.clock import Clock, VirtualClock
-from grinf.jobs.bench.engines import OpenEngine, open_engine
+from grinf.jobs.bench.engines import OpenEngine, model_facts, open_engine
 from grinf.jobs.bench.environment import describe_environment
 from grinf.jobs.bench.journal import read_journal
 from grinf.jobs.bench.load import random_prompts
@@ -84,6 +84,11 @@ def run_bench(settings: BenchSettings, on_progress: OnProgress) -> BenchReport:
     return BenchReport(plan, run, summary, was_complete)
 
 
+def block_seconds(preset: str) -> float:
+    """How long an engine has its turn, at least."""
+    return 1.0 if preset == "smoke" else 5.0
+
+
 class _Sweep:
     """One session of measuring: skips what the journal has."""
 
@@ -102,6 +107,7 @@ class _Sweep:
         try:
             for _, group in groupby(tuple(self.todo), key=lambda point: replace(point, input_len=0)):
                 points = list(group)
+                self.run.write_json("env.json", environment)
                 with self._opened(self.plan.settings.engine, points[0]) as opened:
                     environment["engines"][points[0].key] = opened.engine.describe()
                     self.run.write_json("env.json", environment)
@@ -162,7 +168,7 @@ class _Sweep:
     def _interleave(self, first: OpenEngine, points: list[Point]) -> None:
         """Let two engines take turns, ABBA, on the same prompts: drift of the machine hits both alike."""
         settings, rival = self.plan.settings, self.plan.rival
-        seconds = 1.0 if self.plan.preset == "smoke" else 5.0
+        seconds = block_seconds(self.plan.preset)
         with nullcontext(first) if settings.aa else self._opened(rival, points[0]) as second:
             if second is not first:
                 self._check(second, [point.of(rival) for point in points])
@@ -180,7 +186,12 @@ class _Sweep:
         settings, trie = self.plan.settings, opened.trie
         digest = trie.content_digest if trie is not None else ""
         asked = (opened.engine.levels, opened.engine.vocab_rows, settings.seed, settings.arrival)
-        workload = hashlib.sha256(json.dumps([point.work, digest, *asked]).encode()).hexdigest()[:12]
+        work = [point.work, digest, *asked, *([] if self.plan.is_virtual else model_facts(settings.model))]
+        workload = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:12]
+        earlier = self.journal.said.get(("start", point.key), {}).get("workload_hash", workload)
+        if earlier != workload:
+            why = f"the model or the catalogue of {point.key} is another one than when the run began"
+            raise UsageError(f"cannot resume {self.run.path}", why, "start a new run, without --resume")
         self.run.append("start", point=point.key, workload_hash=workload)
 
         def finish(result: RecallResult) -> object:
