@@ -29,6 +29,7 @@ from grinf.trie import Trie
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DEFAULT_CONTEXT = 8192
 _DEFAULT_LEVELS = 3
+_MAX_BEAMS = 4096  # The kernels of the selection are built for as many; one limit holds everywhere.
 _CPU_PAGE, _GPU_PAGE = 64, 64
 
 
@@ -102,6 +103,8 @@ def _frame(options: EngineOptions, policy: BeamWidthPolicy, levels: int, trie: T
     ops = default_registry().resolve(site, options.kernels)
     candidates = _candidates(levels, config, trie)
     bounds = _level_bounds(policy, candidates)
+    if max(bounds) > _MAX_BEAMS:
+        raise UsageError(f"--beams asks for {max(bounds):,} live beams", fix=f"take {_MAX_BEAMS:,} at most")
     max_context = min(options.max_context or _DEFAULT_CONTEXT, config.max_positions - levels)
     if max_context < 1:
         raise UsageError(

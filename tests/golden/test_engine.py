@@ -112,7 +112,7 @@ def test_short_sids(model, model_folder: Path, score: str) -> None:
     [
         {"max_batch": 0}, {"max_batch_tokens": -1}, {"max_context": 0}, {"page_size": -3}, {"score_k": -1},
         {"workspace_bytes": 0}, {"memory_fraction": 5.0}, {"score_margin": float("nan")}, {"beams": (0,)},
-        {"max_batch": 2.0},
+        {"max_batch": 2.0}, {"beams": (4097,)},
     ],
 )  # fmt: skip
 def test_options_that_no_engine_can_have_are_refused(model_folder: Path, wrong: dict) -> None:
