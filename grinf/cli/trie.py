@@ -111,7 +111,7 @@ def lookup(
     trie = Trie.open(file)
     found = lookup_sids(trie, sid or []) + lookup_items(trie, item or [])
     rows = [
-        ["-".join(map(str, one.sid)) or "not here", ", ".join(map(str, one.item_ids)) or "not here"]
+        ["-".join(map(str, one.sid)) or "not here", ", ".join(map(str, one.item_ids or ["not here"]))]
         for one in found
     ]
     data = {"found": [asdict(one) for one in found]}

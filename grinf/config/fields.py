@@ -80,11 +80,12 @@ def _spelled(spell: Callable[..., str]) -> PlainSerializer:
 
 Joined = _reads(_joined)
 Switch = Annotated[bool, _text(parse.parse_bool)]
-Int = Annotated[int, _text(parse.parse_count)]
+Int = Annotated[int, _text(parse.parse_count), Field(ge=0)]
 Count = Annotated[int, _text(parse.parse_count), Field(ge=1)]
 Number = Annotated[float, _text(parse.parse_float), Field(strict=False, allow_inf_nan=False)]
 Bytes = Annotated[int, _text(parse.parse_bytes), Field(ge=1)]
 DurationNs = Annotated[int, _text(parse.parse_duration_ns), Joined, _spelled(parse.format_duration)]
+Column = Annotated[str, Field(min_length=1)]
 File = Annotated[Path, _text(_path)]
 Files = Annotated[tuple[Path, ...], _reads(_paths)]
 Names = Annotated[tuple[str, ...], _text(parse.parse_names), Joined]

@@ -9,6 +9,7 @@ from grinf.config.fields import (
     Beams,
     BeamsList,
     Bytes,
+    Column,
     Count,
     Device,
     Dtype,
@@ -135,15 +136,15 @@ class BuildTrieSettings(Settings):
         ..., "Files of items: parquet, JSON, JSON lines or .npy.", "ITEMS", positional=True, many=True
     )
     output: File | None = setting(None, "Trie to write.", "FILE", short="-o", shown="tries/<stem>.grtrie")
-    item_column: str | None = setting(None, "Column of item ids.", "NAME", shown="found by name")
-    sid_column: str | None = setting(None, "Column of SIDs.", "NAME", shown="found by name")
+    item_column: Column | None = setting(None, "Column of item ids.", "NAME", shown="found by name")
+    sid_column: Column | None = setting(None, "Column of SIDs.", "NAME", shown="found by name")
     sid_columns: Names | None = setting(None, "One column per level.", "A,B,C")
     sid_format: str = setting(
         "auto", "auto, codes, tokens, token-ids, packed:KxL, or regex:PATTERN.", "FORMAT"
     )
     codebook_sizes: Ints | None = setting(None, "Codes per level.", "K,K,K", shown="largest code + 1")
     offset_codes: Switch = setting(False, "Codes of a level start where the level before ends.")
-    weight_column: str | None = setting(None, "Column that orders the items of one SID.", "NAME")
+    weight_column: Column | None = setting(None, "Column that orders the items of one SID.", "NAME")
     tokenizer: File | None = setting(None, "Tokenizer that knows the SID tokens.", "DIR", panel="Tokens")
     token_template: str | None = setting(
         None, "Token of a code, as <s_{letter}_{code}>.", "TEMPLATE", panel="Tokens"
@@ -193,16 +194,16 @@ class RecallSettings(EngineSettings):
     top_k: Count | None = setting(None, "SIDs returned per query.", "N", shown="every beam")
     expand: Literal["all", "top1"] = setting("all", "Items returned per SID.")
     view: str | None = setting(None, "Named view of the trie to search in.", "NAME")
-    input_column: str | None = setting(
+    input_column: Column | None = setting(
         None, "Column of prompts.", "NAME", panel="Columns", shown="found by name"
     )
-    allow_column: str | None = setting(
+    allow_column: Column | None = setting(
         None, "Column of item ids; only these are returned.", "NAME", panel="Columns"
     )
-    deny_column: str | None = setting(
+    deny_column: Column | None = setting(
         None, "Column of item ids that are never returned.", "NAME", panel="Columns"
     )
-    truth_column: str | None = setting(
+    truth_column: Column | None = setting(
         None, "Column of relevant items, for metrics.", "NAME", panel="Columns"
     )
     template: str | None = setting(None, "Text around {prompt} or {history}, or chat.", "TEMPLATE")
@@ -286,8 +287,8 @@ class MakeSidsSettings(Settings):
     output: File | None = setting(
         None, "Parquet file to write.", "FILE", short="-o", shown="<stem>.sids.parquet"
     )
-    item_column: str | None = setting(None, "Column of item ids.", "NAME", shown="found by name")
-    embedding_column: str | None = setting(None, "Column of vectors.", "NAME", shown="found by name")
+    item_column: Column | None = setting(None, "Column of item ids.", "NAME", shown="found by name")
+    embedding_column: Column | None = setting(None, "Column of vectors.", "NAME", shown="found by name")
     levels: Count = setting(3, "Codes per SID.", "N")
     codebook_size: Count = setting(256, "Codes per level.", "K")
     balanced: Switch = setting(False, "Give the codes of a level about equally many items.")

@@ -114,7 +114,7 @@ def find_column(
     found = next((name for name in ((given,) if given is not None else usual) if name in names), None)
     if found is not None:
         return found
-    what = f"{path} has no column {given!r}" if given else f"{path}: no column looks like {holds}"
+    what = f"{path} has no column {given!r}" if given is not None else f"{path}: no column looks like {holds}"
     near = get_close_matches(given or usual[0], names, 1)
     fix = f"did you mean {near[0]!r}?" if near else f"name one by {flag}"
     raise UsageError(what, f"the columns are: {', '.join(names)}", fix)

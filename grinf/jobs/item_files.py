@@ -49,6 +49,8 @@ def open_items(paths: Sequence[Path], settings: BuildTrieSettings) -> list[ItemF
 def _format_of(path: Path) -> Literal["parquet", "array", "lines", "document"]:
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
+    if head.startswith(b"\x1f\x8b"):
+        raise DataError(f"{path} is compressed", "it begins with the bytes of gzip", "decompress it")
     suffix = path.suffix.lower()
     if suffix in (".parquet", ".pq") or head.startswith(b"PAR1"):
         return "parquet"

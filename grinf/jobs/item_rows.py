@@ -102,7 +102,8 @@ class ItemReader:
             return f"{file.path} {piece.tell(row)}"
 
         sids = self._sids.read([batch[name] for name in columns.sids], columns.sids)
-        ids = self._read_ids(batch[columns.item], columns.item)
+        ids = read_ids(batch[columns.item], columns.item, self._id_type)
+        self._id_type = None if pa.types.is_null(ids.type) else ids.type
         weights = None if columns.weight is None else _read_weights(batch[columns.weight], columns.weight)
         fault = np.where(piece.fault, piece.fault, sids.fault)
         is_named_so = self._format == "auto" and columns.sids == (TOKEN_IDS,)
@@ -123,28 +124,30 @@ class ItemReader:
             self.first_of_depth[levels] = describe(row)
         return rows
 
-    def _read_ids(self, column: pa.Array, name: str) -> pa.Array:
-        """Item ids as int64 or large_string.
 
-        Raises:
-            UsageError: Another type, or not the type of the files before.
-        """
-        kind = plain_type(column.type)
-        if pa.types.is_null(kind):
-            return pa.nulls(len(column), self._id_type or pa.int64())
-        if not is_text(kind) and not pa.types.is_integer(kind):
-            fix = "item ids are integers or strings: cast the column"
-            raise UsageError(f"item column {name!r} is of type {kind}", fix=fix)
-        wanted = pa.large_string() if is_text(kind) else pa.int64()
-        if self._id_type not in (None, wanted):
-            what = f"item column {name!r} is {kind} here and {self._id_type} before"
-            raise UsageError(what, fix="use one type in all files")
-        self._id_type = wanted
-        try:
-            return column.cast(wanted)
-        except pa.ArrowInvalid as error:
-            what = f"item column {name!r} does not fit in int64"
-            raise UsageError(what, str(error), "use strings") from error
+def read_ids(
+    column: pa.Array | pa.ChunkedArray, name: str, before: pa.DataType | None = None
+) -> pa.Array | pa.ChunkedArray:
+    """Item ids as int64 or large_string; nulls as `before`, the type of those in earlier files.
+
+    Raises:
+        UsageError: Another type, or not that of the ids before.
+    """
+    kind = plain_type(column.type)
+    if pa.types.is_null(kind):
+        return pa.nulls(len(column), before)
+    if not is_text(kind) and not pa.types.is_integer(kind):
+        fix = "item ids are integers or strings: cast the column"
+        raise UsageError(f"item column {name!r} is of type {kind}", fix=fix)
+    wanted = pa.large_string() if is_text(kind) else pa.int64()
+    if before not in (None, wanted):
+        what = f"item column {name!r} is {kind} here and {before} before"
+        raise UsageError(what, fix="use one type in all files")
+    try:
+        return column.cast(wanted)
+    except pa.ArrowInvalid as error:
+        what = f"item column {name!r} does not fit in int64"
+        raise UsageError(what, str(error), "use strings") from error
 
 
 def _read_weights(column: pa.Array, name: str) -> np.ndarray:

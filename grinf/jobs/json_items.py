@@ -155,7 +155,7 @@ def _open_mapping(path: Path, pairs: Pairs, settings: BuildTrieSettings) -> Item
 
 
 def _rows_by_item(pairs: Pairs) -> Iterator[Row]:
-    are_numbers = all(_is_integer(key) for key, _ in pairs)
+    are_numbers = all(is_integer(key) for key, _ in pairs)
     for key, value in pairs:
         yield Row(f"key {key[:80]!r}", int(key) if are_numbers else key, value)
 
@@ -163,7 +163,7 @@ def _rows_by_item(pairs: Pairs) -> Iterator[Row]:
 def _rows_by_sid(pairs: Pairs, named: ItemColumns, *, is_packed: bool) -> Iterator[Row]:
     """Give a row for each item of each SID; `named`: of the objects that may stand for items."""
     for key, value in pairs:
-        where, sid = f"key {key[:80]!r}", int(key) if is_packed and _is_integer(key) else key
+        where, sid = f"key {key[:80]!r}", int(key) if is_packed and is_integer(key) else key
         for element in (value or [None]) if _is_array(value) else [value]:
             if isinstance(element, Pairs):
                 yield _row(where, element, named, lambda _, sid=sid: sid)
@@ -179,7 +179,7 @@ def _told(settings: BuildTrieSettings) -> bool | None:
 
 
 def _look_like_items(path: Path, pairs: Pairs, settings: BuildTrieSettings) -> bool:
-    """Whether the values look like SIDs, and the names, which are then items, do not.
+    """Whether the values look like SIDs, or alone are tokens, and not the names, which are then items.
 
     Raises:
         UsageError: Both do, or neither.
@@ -188,14 +188,19 @@ def _look_like_items(path: Path, pairs: Pairs, settings: BuildTrieSettings) -> b
     arrays = [value for value in values if _is_array(value)]
     if _are_most(isinstance(value[0], Pairs) for value in arrays):
         return False
-    are_sids = _look_like_sids([key for key, _ in pairs], settings.sid_format)
+    keys = [key for key, _ in pairs]
+    texts = [" ".join(map(str, value)) if _is_array(value) else value for value in values]
+    are_sids = _look_like_sids(keys, settings.sid_format)
     if _are_most(type(value[0]) is int for value in arrays):
         is_packed, lengths = settings.sid_format.startswith("packed:"), set(map(len, arrays))
         are_sids = are_sids or is_packed
         hold_sids = not is_packed and (not are_sids or (len(lengths) == 1 and lengths != {1}))
     else:
-        texts = [" ".join(map(str, value)) if _is_array(value) else value for value in values]
         hold_sids = _look_like_sids(texts, settings.sid_format)
+    if are_sids and hold_sids:
+        are_sids, hold_sids = (
+            _are_most(str(text).startswith("<") for text in some) for some in (keys, texts)
+        )
     if are_sids == hold_sids:
         fix = "say --item-column key --sid-column value, or --item-column value --sid-column key"
         raise UsageError(f"the names in {path} may be items or SIDs: the first is {pairs[0][0]!r}", fix=fix)
@@ -222,6 +227,6 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, list) and not isinstance(value, Pairs)
 
 
-def _is_integer(text: str) -> bool:
+def is_integer(text: str) -> bool:
     """Whether a text is an int64 as JSON would write it, so that no two texts are one number."""
     return _INTEGER.fullmatch(text) is not None and -(2**63) <= int(text) < 2**63

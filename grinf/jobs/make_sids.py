@@ -18,8 +18,10 @@ from grinf.jobs import outputs
 from grinf.jobs.arrow_types import is_list
 from grinf.jobs.extras import require
 from grinf.jobs.item_columns import ITEM_NAMES, find_column
+from grinf.jobs.item_rows import read_ids
 from grinf.jobs.parquet_files import columns_of, find_files, mark_of, open_parquet, refuse_bad_text, source_of
 from grinf.jobs.residual_kmeans import SidQuality, measure_sids, residual_kmeans
+from grinf.jobs.sid_columns import MAX_LEVELS, Fault
 from grinf.trie.publish import replacing
 
 OnProgress = Callable[[str, int, int | None], None]
@@ -55,12 +57,15 @@ def run_make_sids(settings: MakeSidsSettings, on_progress: OnProgress) -> MakeSi
 
     Raises:
         EnvironmentFault: scikit-learn is not installed.
-        UsageError: Inputs or columns that do not fit, or an output that exists and is something else.
-        DataError: A vector that is null, of another length or not finite, or SIDs that cannot be unique.
+        UsageError: Levels, inputs or columns that do not fit, or an output that exists and is something else.
+        DataError: An item id that is null or comes twice, a vector that is null, of another length or not
+            finite, or SIDs that cannot be unique.
         StorageError: The output cannot be written.
     """
     started = time.perf_counter()
     require("sids", "sklearn")
+    if settings.levels > MAX_LEVELS:
+        raise UsageError(f"--levels {settings.levels} is too many", f"SIDs have up to {MAX_LEVELS} codes")
     files = find_files(settings.embeddings)
     with open_parquet(files[0]) as first:
         names = columns_of(files[0], first)
@@ -114,12 +119,20 @@ def _read(files: Sequence[Path], item: str, embedding: str) -> tuple[pa.Table, n
             find_column(path, names, "--embedding-column", embedding)
             table = file.read()
         refuse_bad_text(path, table[item])
+        is_null = read_ids(table[item], item).is_null().to_numpy(zero_copy_only=False)
+        _refuse_rows(path, table[item], is_null, Fault.NULL_ITEM.reason, "item id")
         vectors.append(_vectors(path, table[embedding], vectors[0].shape[1] if vectors else None))
         tables.append(table.drop_columns([name for name in (embedding, "sid") if name in names]))
     try:
-        return pa.concat_tables(tables), np.concatenate(vectors)
+        table = pa.concat_tables(tables)
     except pa.ArrowInvalid as error:
         raise UsageError("the files have different columns", str(error).splitlines()[0]) from error
+    ids, rows = read_ids(table[item], item).value_counts().flatten()
+    most = int(np.argmax(rows))
+    if rows[most].as_py() > 1:
+        what = f"item id {ids[most].as_py()!r} is in {rows[most]} rows"
+        raise DataError(what, "an item has one SID", "leave one row of each item")
+    return table, np.concatenate(vectors)
 
 
 def _vectors(path: Path, column: pa.ChunkedArray, dim: int | None) -> np.ndarray:
@@ -136,14 +149,18 @@ def _vectors(path: Path, column: pa.ChunkedArray, dim: int | None) -> np.ndarray
     lengths = compute.fill_null(compute.list_value_length(column), -1).to_numpy()
     dim = dim or max(1, int(lengths[0]))
     _refuse_rows(path, column, lengths != dim, f"every vector needs {dim} numbers, as the first has")
-    flat = compute.fill_null(compute.list_flatten(column).cast(pa.float32()), np.nan).to_numpy()
-    vectors = flat.reshape(-1, dim)
-    _refuse_rows(path, column, ~np.isfinite(vectors).all(axis=1), "it has a null, NaN or infinite number")
+    flat = compute.list_flatten(column)
+    vectors = compute.fill_null(flat.cast(pa.float32(), safe=False), np.nan).to_numpy().reshape(-1, dim)
+    is_number = compute.fill_null(compute.is_finite(flat), False).to_numpy().reshape(-1, dim)
+    _refuse_rows(path, column, ~is_number.all(axis=1), "it has a null, NaN or infinite number")
+    _refuse_rows(path, column, ~np.isfinite(vectors).all(axis=1), "it has a number that overflows float32")
     return vectors
 
 
-def _refuse_rows(path: Path, column: pa.ChunkedArray, is_bad: np.ndarray, why: str) -> None:
+def _refuse_rows(
+    path: Path, column: pa.ChunkedArray, is_bad: np.ndarray, why: str, name: str = "vector"
+) -> None:
     if is_bad.any():
         row = int(is_bad.argmax())
-        what = f"{path} row {row}: the vector {str(column[row].as_py())[:80]} cannot be used"
+        what = f"{path} row {row}: the {name} {str(column[row].as_py())[:80]} cannot be used"
         raise DataError(what, why, f"correct or remove it ({int(is_bad.sum()):,} rows are like this)")

@@ -121,7 +121,8 @@ class SidReader:
             return self._read_texts(_join_lists(columns[0], self._joint), columns[0].is_null(), names[0])
         why = "integers of one column are codes of one level, or packed" if types.is_integer(kind) else ""
         is_float = any(types.is_floating(each.value_type if is_list(each) else each) for each in kinds)
-        fix = "cast the codes to integers" if is_float else f"set --sid-format: {FORMATS}"
+        fix = "write 3-9-1, or lists of codes" if self._is_mixed else f"set --sid-format: {FORMATS}"
+        fix = "cast the codes to integers" if is_float else fix
         raise UsageError(f"column {names[0]!r} of type {kind} holds no SIDs", why, fix)
 
     def refuse_unread(self) -> None:

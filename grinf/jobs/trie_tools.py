@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from grinf.errors import UsageError
 from grinf.jobs import outputs
+from grinf.jobs.json_items import is_integer
 from grinf.jobs.parquet_files import mark_of
 from grinf.jobs.sid_columns import Fault, SidReader
 from grinf.trie import store, view_file
@@ -83,12 +84,12 @@ def lookup_items(trie: Trie, texts: Sequence[str]) -> list[Found]:
         UsageError: A text that is no item id of this catalogue's type.
     """
     found: list[Found] = []
+    id_type = trie.manifest.id_type
     for text in texts:
-        try:
-            item_id = int(text) if trie.manifest.id_type == "int64" else text
-            rows, _ = trie.rows_of_items([item_id])
-        except (ValueError, OverflowError) as error:
-            raise UsageError(f"--item {text!r} is no item id", "the catalogue's ids are integers") from error
+        if not (is_integer(text) if id_type == "int64" else text.encode(errors="replace").decode() == text):
+            raise UsageError(f"--item {text!r} is no item id", f"the item ids of the catalogue are {id_type}")
+        item_id = int(text) if id_type == "int64" else text
+        rows, _ = trie.rows_of_items([item_id])
         leaves = trie.leaf_of_rows(rows[~trie.is_deleted(rows)])
         sids = [[code for code in sid if code >= 0] for sid in trie.sids(leaves).tolist()]
         found += [Found(sid, [item_id]) for sid in sids or [[]]]

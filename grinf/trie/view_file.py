@@ -57,7 +57,7 @@ class StoredViews:
 def path_of(trie: Path) -> Path:
     """The file beside a trie, the one that a link leads to."""
     trie = follow(trie)
-    return trie.with_name(f"{trie.name}.views")
+    return trie.parent / f"{trie.name}.views"  # A folder such as `.` has no name to change.
 
 
 def is_in_the_way(trie: Path) -> bool:

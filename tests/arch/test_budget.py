@@ -9,7 +9,7 @@ import pytest
 MAX_FILE_LINES = 400
 BUDGETS = {
     "kernels_cupy": 4_750,
-    "grinf": 20_350,
+    "grinf": 20_500,
     "grinf/runtime": 500,
     "grinf/state": 450,
     "grinf/backend": 2_000,

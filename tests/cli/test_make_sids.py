@@ -46,17 +46,27 @@ def test_sids_stand_beside_the_other_columns_and_build_a_trie(tmp_path):
 
 
 def test_files_are_read_as_one_catalogue(tmp_path):
-    first, second = save(tmp_path / "a.parquet", VECTORS[:30]), save(tmp_path / "b.parquet", VECTORS[30:])
+    ids = [f"item-{n}" for n in range(60)]
+    first = save(tmp_path / "a.parquet", VECTORS[:30], item_id=ids[:30])
+    second = save(tmp_path / "b.parquet", VECTORS[30:], item_id=ids[30:])
     apart, whole = make(first, second), make(save(tmp_path / "c.parquet"))
     sids = [pq.ParquetFile(report.output).read()["sid"].to_pylist() for report in (apart, whole)]
     assert sids[0] == sids[1]
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.list_(pa.float64()), pa.large_list(pa.float16()), pa.list_(pa.float32(), 5)]
+    ("kind", "scale"),
+    [
+        (pa.list_(pa.float64()), 1),
+        (pa.large_list(pa.float16()), 1),
+        (pa.list_(pa.float32(), 5), 1),
+        (pa.list_(pa.int64()), 2**26),
+    ],
 )
-def test_every_kind_of_list_is_read(tmp_path, kind):
-    vectors = pa.array([vector.astype(kind.value_type.to_pandas_dtype()) for vector in VECTORS], kind)
+def test_every_kind_of_list_is_read(tmp_path, kind, scale):
+    vectors = pa.array(
+        [(vector * scale).astype(kind.value_type.to_pandas_dtype()) for vector in VECTORS], kind
+    )
     assert make(save(tmp_path / "items.parquet", vectors)).dim == 5
 
 
@@ -98,6 +108,30 @@ def test_an_input_is_never_the_output(tmp_path, given):
         make(tmp_path, output=tmp_path / "sub" / "new.parquet")
 
 
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ([None, *range(59)], r"row 0: the item id None cannot be used\nitem id is null"),
+        ([None] * 60, "row 0: the item id None"),
+        (np.arange(60.0), "item column 'item_id' is of type double"),
+        (
+            pa.array([bytes(15) + bytes([n]) for n in range(60)], pa.uuid()),
+            "is of type extension<arrow.uuid>",
+        ),
+        (np.arange(60, dtype=np.uint64) + 2**63, "does not fit in int64"),
+        (pa.array(["x", *map(str, range(58)), "x"]).dictionary_encode(), "item id 'x' is in 2 rows"),
+    ],
+)
+def test_ids_that_no_trie_can_have_are_refused_before_the_work(tmp_path, ids, said):
+    with pytest.raises((DataError, UsageError), match=said):
+        make(save(tmp_path / "items.parquet", item_id=ids))
+    with pytest.raises(UsageError, match="--levels 17 is too many\nSIDs have up to 16 codes"):
+        make(save(tmp_path / "items.parquet"), levels=17)
+    first, second = save(tmp_path / "a.parquet", VECTORS[:30]), save(tmp_path / "b.parquet", VECTORS[30:])
+    with pytest.raises(DataError, match="item id 'item-0' is in 2 rows"):
+        make(first, second)
+
+
 def test_ids_that_are_no_text_and_columns_of_one_name_are_refused(tmp_path):
     ids = pa.array([b"a", b"\xff\xfe", *[b"c"] * 58]).cast(pa.string(), safe=False)
     with pytest.raises(DataError, match=r"items.parquet row 1 .*the item id is not UTF-8"):
@@ -122,6 +156,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("vectors", "message"),
     [
+        ([[1.0, 2.0], [1.0, 1e300]], r"row 1: the vector \[1.0, 1e\+300\] .*\n.*overflows float32"),
         ([[1.0, 2.0], None], r"row 1: the vector None cannot be used\nevery vector needs 2 numbers"),
         ([[1.0, 2.0], [1.0]], r"row 1: the vector \[1.0\]"),
         ([[1.0, 2.0], [1.0, float("nan")]], r"row 1: the vector \[1.0, nan\] .*\n.*NaN or infinite"),
@@ -132,7 +167,7 @@ def test_a_dry_run_writes_nothing(tmp_path):
 )
 def test_a_bad_vector_is_named(tmp_path, vectors, message):
     with pytest.raises(DataError, match=message):
-        make(save(tmp_path / "items.parquet", pa.array(vectors, pa.list_(pa.float32()))))
+        make(save(tmp_path / "items.parquet", pa.array(vectors, pa.list_(pa.float64()))))
     assert [path.name for path in tmp_path.iterdir()] == ["items.parquet"]
 
 

@@ -76,6 +76,14 @@ def test_lookup(folder):
     assert absent.returncode == 0
     assert "not here" in absent.stdout
     assert run(folder, "trie", "lookup", "tries/items.grtrie").returncode == 2
+    save(folder / "texts.parquet", item_id=["", "x"], sid=[[1, 2], [1, 3]])
+    assert run(folder, "build-trie", "texts.parquet").returncode == 0
+    empty = run(folder, "trie", "lookup", "tries/texts.grtrie", "--item", "")
+    assert "1-2" in empty.stdout
+    assert "not here" not in empty.stdout
+    for trie in ("tries/texts.grtrie", "tries/items.grtrie"):
+        refused = run(folder, "trie", "lookup", trie, "--item", os.fsdecode(b"\xff"))
+        assert "is no item id\n  why: the item ids of the catalogue are" in refused.stderr
     for text in ("x", os.fsdecode(b"\xff")):
         refused = run(folder, "trie", "lookup", "tries/items.grtrie", "--sid", text)
         assert refused.returncode == 2

@@ -415,6 +415,44 @@ def test_a_collapsed_tokenizer_scores_on_sids_only(tmp_path: Path) -> None:
     assert report.summary["metrics"]["items"]["recall@10"] == pytest.approx(1 / 2)
 
 
+@pytest.mark.parametrize("unit_rows", ["1", "3"])
+def test_texts_that_name_nothing_end_no_job(world: World, tmp_path: Path, unit_rows: str) -> None:
+    some = "-".join(map(str, world.sids[0]))
+    columns = {"history": [["gone"], [some], [some]], "truth": [[some], ["gone"], [some]]}
+    changes = {"truth_column": "truth", "unit_rows": unit_rows}
+    report = world.recall(tmp_path / "out.parquet", columns, **changes)
+    metrics = report.summary["metrics"]
+    assert (report.rejected, metrics["n_eval"], metrics["n_error"]) == (1, 2, 1)
+    assert metrics["target_in_catalogue"] == 0.5
+
+
+ENCODED = [pa.string_view(), pa.dictionary(pa.int8(), pa.string())]
+LISTS = [pa.list_, pa.large_list, lambda value: pa.list_(value, 1)]
+
+
+@pytest.mark.parametrize(
+    "type_", [make(value) for make in LISTS for value in ENCODED] + [pa.list_view(value) for value in ENCODED]
+)
+def test_encodings_in_lists_change_nothing(tmp_path: Path, world: World, type_: pa.DataType) -> None:
+    ids = [f"item {index}" for index in range(len(world.sids))]
+    items = write(tmp_path / "items.parquet", {"item_id": ids, "sid": world.sids})
+    build = {"items": [str(items)], "output": str(tmp_path / "t.grtrie"), "codebook_sizes": "8,8,8"}
+    tokens = {"tokenizer": str(world.model), "token_template": "<{letter}_{code}>"}
+    recall_world.run_build_trie(
+        recall_world.BuildTrieSettings.model_validate(build | tokens), recall_world.ignore
+    )
+    some = pa.array([[ids[0]], None, [ids[2]]], type_)
+    columns, is_view = {"history": [[ids[3]]] * 3, "truth": some}, "view<" in str(type_)
+    columns |= {} if is_view else {"history": pa.array([[ids[3]]] * 3, type_), "allow": some}
+    changes = {"trie": str(tmp_path / "t.grtrie"), "truth_column": "truth"}
+    report = world.recall(
+        tmp_path / "out.parquet", columns, **changes | ({} if is_view else {"allow_column": "allow"})
+    )
+    assert (report.rejected, report.summary["metrics"]["target_in_catalogue"]) == (0, 1.0)
+    if not is_view:
+        assert report.summary["metrics"]["items"]["recall@1"] == 1.0
+
+
 # Refusals before any work.
 
 
@@ -426,7 +464,6 @@ def test_a_collapsed_tokenizer_scores_on_sids_only(tmp_path: Path) -> None:
         ({"prompt": [1, 2]}, {}, "column 'prompt' holds int64, which is no text"),
         ({"input_ids": [[1.5]]}, {}, "holds list<.*>, which is no input_ids"),
         ({"prompt": ["w1"], "truth": [1]}, {"truth_column": "thruth"}, "did you mean 'truth'"),
-        ({"prompt": ["w1"], "truth": ["x"]}, {"truth_column": "truth"}, "holds no SIDs that can be read"),
         ({"prompt": ["w1"], "truth": [1.5]}, {"truth_column": "truth"}, "ids of the catalogue are int64"),
         ({"prompt": ["w1"]}, {"suffix": "w1w2"}, "--suffix w1w2 is not one token"),
         ({"prompt": ["w1"]}, {"template": "w1"}, "it has 0 places for the prompt"),

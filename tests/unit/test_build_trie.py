@@ -570,7 +570,7 @@ def test_tools_on_a_trie():
 def test_integer_items_are_looked_up_by_number():
     trie = built(save(**SMALL))
     assert lookup_items(trie, ["12"])[0].sid == [0, 5, 6]
-    for text in ("x", str(2**70)):
+    for text in ("x", str(2**70), "", "1_2", "+12", " 12", "012", "\u0661\u0662"):
         with pytest.raises(UsageError, match="is no item id"):
             lookup_items(trie, [text])
 

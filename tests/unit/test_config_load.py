@@ -114,6 +114,15 @@ def test_a_file_that_cannot_be_used_is_refused_with_the_place_and_the_way_out(co
     assert all(part in message for part in told), message
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(model, name) for model in MODELS.values() for name in model.model_fields if name.endswith("_column")],
+)
+def test_a_column_without_a_name_is_refused(model, name):
+    needed = {other: ["a.parquet"] for other, field in model.model_fields.items() if field.is_required()}
+    assert refusal(model, needed | {name: ""}).what == f"--{name.replace('_', '-')}: '' is refused"
+
+
 @pytest.mark.parametrize("content", [b"\xff", None])
 def test_a_config_that_is_missing_or_no_text_is_refused(content):
     if content is not None:

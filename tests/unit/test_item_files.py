@@ -196,6 +196,7 @@ def test_ids_of_keys_are_numbers_only_if_all_are():
         {"3-9-1": [[1, 2]]},
         {"a1b2": ["a1", "b2"]},
         {"1-2": [3, 4], "5-6": [7, 8]},
+        {"<a_1><b_2>": ["<a_3>", "<b_4>"]},
         {"x": "y"},
         {"5": 6},
     ],
@@ -204,6 +205,20 @@ def test_names_that_may_be_both_have_to_be_told(document):
     said = refused(UsageError, save_json("x.json", document))
     assert "may be items or SIDs" in said
     assert "--item-column key --sid-column value" in said
+
+
+@pytest.mark.parametrize(
+    ("document", "ids"),
+    [
+        ({"<a_1><b_2><c_3>": [7, 8]}, [7, 8]),
+        ({"<a_1> <b_2>": ["7", "8"], "<a_1><b_3>": ["9"]}, ["7", "8", "9"]),
+        ({"1-2": ["<a_1>", "<b_2>"]}, ["1-2"]),
+    ],
+)
+def test_where_both_may_be_sids_the_tokens_are(document, ids):
+    trie = build(save_json("x.json", document))
+    assert sorted(trie.item_ids.to_pylist()) == ids
+    assert trie.codebook_sizes[:2] == ((2, 3) if len(ids) < 3 else (2, 4))
 
 
 def test_what_is_told_about_names_holds():
@@ -328,6 +343,7 @@ def test_a_name_twice_keeps_both_rows():
         (b"[[1], [2]]", "there is no JSON object in it"),
         (b"3", "holds no items"),
         (b"null", "holds no items"),
+        (b"\x1f\x8b\x08\x00", "is compressed\\nit begins with the bytes of gzip"),
         (b'{"1": [1, 2', "not readable as JSON"),
         (b'{"1": [1, 2]}}', "not readable as JSON"),
         (b'{"1": "\xff"}', "not readable as JSON"),

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from grinf.config.settings import BenchSettings, BuildTrieSettings, DemoSettings, MakeSidsSettings
-from grinf.errors import EnvironmentFault, StorageError, UsageError
+from grinf.errors import EnvironmentFault, StorageError, TrieFileError, UsageError
 from grinf.jobs.bench.run_dir import RunDir
 from grinf.jobs.bench.sweep import run_bench
 from grinf.jobs.build_trie import run_build_trie
@@ -18,7 +18,7 @@ from grinf.jobs.demo.files import DemoFiles
 from grinf.jobs.make_sids import run_make_sids
 from grinf.jobs.outputs import existing, exists, place, refuse_inputs, writing
 from grinf.jobs.parquet_files import find_files
-from grinf.jobs.trie_tools import export_trie
+from grinf.jobs.trie_tools import export_trie, verify_trie
 from grinf.jobs.trie_views import delete_items
 from grinf.model.config import read_config
 from grinf.trie import Trie
@@ -173,6 +173,15 @@ def test_the_views_of_a_trie_with_a_long_name_have_no_place(catalogue):
     os.rename("t.grtrie", path)
     with pytest.raises(UsageError, match="a name is too long"):
         delete_items(path, [Path("items.parquet")], None)
+
+
+@pytest.mark.parametrize("path", [".", "/"])
+def test_a_folder_without_a_name_is_no_trie(catalogue, path):
+    for use in (Trie.open, verify_trie, lambda trie: delete_items(trie, [Path("items.parquet")], None)):
+        with pytest.raises(TrieFileError, match="there is no trie"):
+            use(Path(path))
+    with pytest.raises(UsageError, match=r"^-o [./] would replace the input"):
+        build(path)
 
 
 @pytest.mark.parametrize("path", ["n" * 300, "new/" + "n" * 300 + "/x", "file.txt/x", "loop"])

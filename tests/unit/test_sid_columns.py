@@ -177,11 +177,11 @@ def test_neither_order_nor_batches_decide_what_a_text_means(texts, rng, cut):
     assert (one == "refused") == (len(spellings - {"ju"}) + ("7" in texts and "<" in "".join(texts)) > 1)
 
 
-def test_sids_to_look_up_are_refused_where_none_is_one():
+def test_sids_to_look_up_have_no_flag_for_their_format():
     reader = SidReader(is_mixed=True)
     assert reader.read([pa.array(["x", None])], ["sid"]).fault.tolist() == [Fault.UNREADABLE, Fault.NULL_SID]
-    with pytest.raises(UsageError, match="its first value is 'x'"):
-        reader.refuse_unread()
+    with pytest.raises(UsageError, match="holds no SIDs\nwrite 3-9-1"):
+        reader.read([pa.array([True])], ["sid"])
 
 
 def test_sids_to_look_up_may_each_have_a_spelling_of_their_own():

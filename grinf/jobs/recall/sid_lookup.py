@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from grinf.errors import RowError, UsageError
-from grinf.jobs.arrow_types import is_list, is_text
+from grinf.jobs.arrow_types import is_list, is_text, plain_type
 from grinf.jobs.recall.columns import values
 from grinf.jobs.sid_columns import Fault, SidReader
 
@@ -47,7 +47,7 @@ class SidLookup:
     """
 
     def __init__(self, name: str, type_: pa.DataType, trie: "Trie | None", levels: int) -> None:
-        element = type_.value_type if is_list(type_) else type_
+        element = plain_type(type_.value_type if is_list(type_) else type_)
         is_number = pa.types.is_integer(element) and not pa.types.is_uint64(element)
         id_type = trie.manifest.id_type if trie is not None else ""
         self._is_one = is_list(type_) and is_number and (trie is None or "sid" in name.lower())
@@ -71,7 +71,7 @@ class SidLookup:
         """Look up what a column names; null rows, and nulls in a list, name nothing.
 
         Raises:
-            UsageError: Texts that are no SIDs.
+            UsageError: A type that cannot hold SIDs.
         """
         rows: list[int] = []
         elements: list[Any] = []
@@ -94,7 +94,6 @@ class SidLookup:
 
     def _of_sids(self, given: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         read, levels = self._reader.read([given], [self._name]), self._levels
-        self._reader.refuse_unread()
         is_whole = (read.fault == Fault.NONE) & (read.codes[:, levels:] < 0).all(1)
         codes = np.pad(read.codes, ((0, 0), (0, levels)), constant_values=-1)[:, :levels]
         sids = np.where(is_whole[:, None], codes, -1)
