@@ -97,6 +97,7 @@ def test_every_axis_of_a_sweep_is_a_setting_of_bench():
         ("[sweep]\nbudget = '1m'", ["[sweep]", "'budget'"]),
         ("model = = 1", ["grinf.toml", "not a TOML file", "line 1"]),
         ("top_k = 0", ["grinf.toml: top_k", "greater than or equal to 1"]),
+        ("seed = -3", ["grinf.toml: seed", "greater than or equal to 0"]),
         ("top_k = 3.5", ["grinf.toml: top_k", "3.5"]),
         ("top_k = true", ["grinf.toml: top_k", "True"]),
         ("[recall]\nbeams = [20, 300]", ["grinf.toml: [recall] beams", "'20,300'", "20-300-900"]),
