@@ -2,7 +2,8 @@
 
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,6 @@ def load_backend(
 
 def _frame(options: EngineOptions, policy: BeamWidthPolicy, levels: int, trie: Trie | None) -> _Frame:
     """Check options, model, catalogue and kernels against one another."""
-    _check_options(options)
     device = _device(options.device)
     config = read_config(Path(options.model))
     check_score(options.score, constrained=trie is not None)
@@ -116,22 +116,41 @@ def _frame(options: EngineOptions, policy: BeamWidthPolicy, levels: int, trie: T
     return _Frame(options, config, policy, trie, *checked)
 
 
-def _check_options(options: EngineOptions) -> None:
-    """Refuse numbers that no engine can have; the command line has refused them in its own words."""
-    needed = ("max_batch", "max_batch_tokens", "min_beams", "workspace_bytes")
-    optional = ("score_k", "max_context", "page_size")
-    numbers = {name: getattr(options, name) for name in (*needed, *optional)}
-    numbers = {name: value for name, value in numbers.items() if name in needed or value is not None}
-    wrong = [f"{name}={value}" for name, value in numbers.items() if type(value) is not int or value < 1]
-    if not options.beams or any(width < 1 for width in options.beams):
-        wrong.append(f"beams={options.beams}")
-    if not 0 < options.memory_fraction <= 1:
-        wrong.append(f"memory_fraction={options.memory_fraction}")
-    if options.score_margin is not None and not options.score_margin >= 0:
-        wrong.append(f"score_margin={options.score_margin}")
+def checked(options: EngineOptions) -> EngineOptions:
+    """Options in Python's own numbers; the command line has refused wrong ones in its own words.
+
+    Raises:
+        UsageError: A number of another kind, or outside its bounds.
+    """
+    beams: Any = options.beams
+    if not isinstance(beams, tuple | list) or not beams:
+        raise UsageError(f"EngineOptions(beams={beams!r})", "it is a tuple: (900,) or (20, 300, 900)")
+    needed, optional = (
+        {name: getattr(options, name) for name in names}
+        for names in (
+            ("max_batch", "max_batch_tokens", "min_beams", "workspace_bytes"),
+            ("score_k", "max_context", "page_size"),
+        )
+    )
+    counts = needed | {name: value for name, value in optional.items() if value is not None}
+    widths = {f"beams[{level}]": width for level, width in enumerate(beams)}
+    wrong = {name: value for name, value in (counts | widths).items() if not _is_count(value)}
+    share: Any = options.memory_fraction
+    margin: Any = options.score_margin
+    if not isinstance(share, Real) or not 0 < float(share) <= 1:
+        wrong["memory_fraction"] = share
+    if margin is not None and not (isinstance(margin, Real) and float(margin) >= 0):
+        wrong["score_margin"] = margin
     if wrong:
-        why = "counts and sizes are 1 at least, a margin 0, and a share of memory above 0 and up to 1"
-        raise UsageError(f"EngineOptions({', '.join(wrong)})", why)
+        told = ", ".join(f"{name}={value!r}" for name, value in wrong.items())
+        why = "counts and sizes are whole numbers from 1, a margin starts at 0, a share of memory ends at 1"
+        raise UsageError(f"EngineOptions({told})", why)
+    plain = {name: int(value) for name, value in counts.items()}
+    return replace(options, **plain, beams=tuple(map(int, beams)), memory_fraction=float(share))
+
+
+def _is_count(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 1
 
 
 def _plan(frame: _Frame) -> MemoryPlan:

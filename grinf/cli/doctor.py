@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from grinf.cli.options import settings_command
 from grinf.cli.render import CommandResult, Console, Table
 from grinf.config.settings import DoctorSettings
-from grinf.errors import ExitCode, GrinfError, KernelUnavailable
+from grinf.errors import ExitCode, GrinfError, KernelUnavailable, UsageError
 
 if TYPE_CHECKING:
     from grinf.backend.registry import Site
@@ -149,8 +149,8 @@ def _kernels(settings: DoctorSettings) -> Iterator[Check]:
         name = f"{op} ({site.device}, {site.dtype})"
         try:
             yield Check(name, "ok", registry.choose(op, site, overrides.get(op)).name)
-        except KernelUnavailable as error:
-            yield Check(name, "fail", error.why, error.fix)
+        except (KernelUnavailable, UsageError) as error:
+            yield Check(name, "fail", " ".join(filter(None, (error.what, error.why))), error.fix)
 
 
 def _site(settings: DoctorSettings) -> "Site":

@@ -147,6 +147,7 @@ def _vectors(path: Path, column: pa.ChunkedArray, dim: int | None) -> np.ndarray
         raise DataError(f"{path} has no rows", fix="leave the file out")
     compute: Any = pyarrow.compute
     lengths = compute.fill_null(compute.list_value_length(column), -1).to_numpy()
+    _refuse_rows(path, column, lengths < 0, "it is null")
     dim = dim or max(1, int(lengths[0]))
     _refuse_rows(path, column, lengths != dim, f"every vector needs {dim} numbers, as the first has")
     flat = compute.list_flatten(column)

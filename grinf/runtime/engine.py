@@ -38,7 +38,7 @@ class Engine:
         self._scheduler = Scheduler(capacity, policy)
         self._ledger = Ledger(capacity.num_pages, capacity.page_size, capacity.num_slots)
         self._pending: deque[tuple[Pending, list[Request]]] = deque()
-        self._is_closed = False
+        self._is_running = self._is_closed = False
         self.max_context, self.levels, self.vocab_rows, self.max_batch = (
             capacity.max_context,
             capacity.levels,
@@ -56,8 +56,9 @@ class Engine:
             CapacityError: Not even one request fits into memory.
             KernelUnavailable: No implementation of an op fits the device.
         """
-        from grinf.backend.load import load_backend, sid_levels
+        from grinf.backend.load import checked, load_backend, sid_levels
 
+        options = checked(options)
         levels = sid_levels(options, trie)
         policy = make_policy(options.beams, levels, options.score_margin, options.min_beams)
         return cls(load_backend(options, policy, levels, trie), policy)
@@ -109,12 +110,16 @@ class Engine:
         Raises:
             UsageError: The engine is closed, or still at work for another run.
         """
-        if not self.is_idle:
-            what = f"{self.num_in_flight} requests are in flight already"
-            raise UsageError(what, "an engine serves one run at a time")
+        if self._is_running or not self.is_idle:
+            what = f"another run has not ended: {self.num_in_flight} requests are in flight"
+            raise UsageError(
+                what, "an engine serves one run at a time", "take all of its results, or close it"
+            )
+        self._is_running = True
         try:
             yield from self._serve(iter(requests))
         finally:
+            self._is_running = False
             self._abandon()
 
     def _serve(self, source: Iterator[Request]) -> Iterator[RecallResult]:

@@ -95,9 +95,10 @@ class Scheduler:
         live, words = request.live, self.capacity.filter_words
         if live is not None and not words:
             raise RowError("no_filters", "the engine was loaded without room for filters of single requests")
-        if live is not None and (str(live.dtype), live.shape) != ("uint32", (words,)):
-            what = f"the filter is {live.dtype} {list(live.shape)}, the trie's nodes need uint32 [{words}]"
-            raise RowError("bad_filter", what, fix="take it from Trie.mask_from_leaves")
+        kind = f"{getattr(live, 'dtype', type(live).__name__)} {list(getattr(live, 'shape', ()))}"
+        if live is not None and kind != f"uint32 [{words}]":
+            what = f"the filter is {kind}, the trie's nodes need uint32 [{words}]"
+            raise RowError("bad_filter", what, fix="make it with Trie.mask_from_leaves, of bool [SIDs]")
 
     def next_batch(self, ledger: Ledger) -> Batch | None:
         """The batch to run now; None when nothing is left to do.

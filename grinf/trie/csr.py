@@ -358,7 +358,7 @@ class Trie:
         return self.mask_from_leaves(views.live_leaves(self.live_items(names), self.item_ptr))
 
     def mask_from_leaves(self, live_leaves: np.ndarray) -> np.ndarray:
-        """Nodes on a path to a live leaf; bit node % 32 of word node // 32, uint32 [ceil(nodes / 32)]."""
+        """Nodes above live leaves (bool [SIDs]): bit n % 32 of word n // 32, uint32 [ceil(nodes / 32)]."""
         return views.pack_bits(views.live_nodes(live_leaves, self.child_ptr))
 
 

@@ -56,9 +56,9 @@ def test_files_of_grinf_toml_that_cannot_be_read_fail(tmp_path):
 def test_what_the_engine_would_refuse_fails(tmp_path):
     (tmp_path / "model").mkdir()
     shutil.copy(shipped_model("tiny"), tmp_path / "model" / "config.json")
-    document = run(tmp_path, "--model", "model", "--kernels", "foo=bar")
+    document = run(tmp_path, "--model", "model", "--kernels", "foo=bar,swiglu=nope")
     failed = {check["name"]: check for check in document["data"]["checks"] if check["status"] == "fail"}
-    assert set(failed) == {"model", "foo"}
+    assert set(failed) == {"model", "foo", "swiglu (cpu, float32)"}
     assert "has no weights" in failed["model"]["found"]
     assert "foo=bar" in failed["foo"]["found"]
     assert document["exit_code"] == ExitCode.ENVIRONMENT

@@ -157,7 +157,8 @@ def test_a_dry_run_writes_nothing(tmp_path):
     ("vectors", "message"),
     [
         ([[1.0, 2.0], [1.0, 1e300]], r"row 1: the vector \[1.0, 1e\+300\] .*\n.*overflows float32"),
-        ([[1.0, 2.0], None], r"row 1: the vector None cannot be used\nevery vector needs 2 numbers"),
+        ([[1.0, 2.0], None], r"row 1: the vector None cannot be used\nit is null"),
+        ([None, [1.0, 2.0]], r"row 0: the vector None cannot be used\nit is null"),
         ([[1.0, 2.0], [1.0]], r"row 1: the vector \[1.0\]"),
         ([[1.0, 2.0], [1.0, float("nan")]], r"row 1: the vector \[1.0, nan\] .*\n.*NaN or infinite"),
         ([[1.0, 2.0], [1.0, None]], r"row 1: the vector \[1.0, None\]"),

@@ -112,12 +112,19 @@ def test_short_sids(model, model_folder: Path, score: str) -> None:
     [
         {"max_batch": 0}, {"max_batch_tokens": -1}, {"max_context": 0}, {"page_size": -3}, {"score_k": -1},
         {"workspace_bytes": 0}, {"memory_fraction": 5.0}, {"score_margin": float("nan")}, {"beams": (0,)},
-        {"max_batch": 2.0}, {"beams": (4097,)},
+        {"max_batch": 2.0}, {"beams": (4097,)}, {"beams": 8}, {"beams": ()}, {"beams": ("4",)},
+        {"memory_fraction": "0.5"}, {"score_margin": "1"}, {"max_batch": True},
     ],
 )  # fmt: skip
 def test_options_that_no_engine_can_have_are_refused(model_folder: Path, wrong: dict) -> None:
     with pytest.raises(UsageError):
         Engine.load(EngineOptions(str(model_folder), **wrong))
+
+
+def test_options_may_be_numpy_s_numbers(model_folder: Path) -> None:
+    numbers = {"max_batch": np.int64(2), "beams": [np.int32(4)], "memory_fraction": np.float32(0.5)}
+    with Engine.load(EngineOptions(str(model_folder), **numbers)) as engine:  # type: ignore[arg-type]
+        assert next(engine.run([Request(0, [1])])).beams_returned == 4
 
 
 @pytest.mark.parametrize("margin", [0.0, 1.0, 3.0])

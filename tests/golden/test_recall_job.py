@@ -580,9 +580,11 @@ def test_rejected_rows_may_hold_any_type(world: World, tmp_path: Path) -> None:
 def test_an_input_that_is_replaced_while_the_job_runs_ends_it(
     world: World, tmp_path: Path, put: Callable, row_group_size: int
 ) -> None:
-    table = pa.table({"input_ids": [[1], [2], [3], [4]]})
-    for name in ("queries", "others"):
-        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=row_group_size)
+    rows = {"queries": [[1], [2], [3], [4]], "others": [[4], [3], [2], [1]]}
+    for name, ids in rows.items():
+        pq.write_table(
+            pa.table({"input_ids": ids}), tmp_path / f"{name}.parquet", row_group_size=row_group_size
+        )
 
     def swap(stage: str, done: int, whole: int | None) -> None:
         if (stage, done) == ("queries", 2) and (tmp_path / "others.parquet").exists():
@@ -593,3 +595,10 @@ def test_an_input_that_is_replaced_while_the_job_runs_ends_it(
     with pytest.raises(DataError, match="was changed while the job ran"):
         run_recall(settings, swap)
     assert not (tmp_path / "out.parquet").exists()
+
+
+def test_an_input_that_is_only_touched_is_the_same(world: World, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"input_ids": [[1], [2], [3], [4]]}), tmp_path / "q.parquet")
+    flags = {"output": str(tmp_path / "out.parquet"), "unit_rows": "1", "input": str(tmp_path / "q.parquet")}
+    report = run_recall(world.settings(**flags), lambda *_: os.utime(tmp_path / "q.parquet"))
+    assert report.status == "done"

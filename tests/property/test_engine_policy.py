@@ -235,8 +235,10 @@ def test_a_bad_request_does_not_stop_the_others() -> None:
     assert results[0].error is results[2].error is None
 
 
-@pytest.mark.parametrize("live", [np.zeros(3, np.uint32), np.zeros(2, np.int32), np.zeros((2, 1), np.uint32)])
-def test_a_filter_of_another_trie_is_refused(live: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "live", [np.zeros(3, np.uint32), np.zeros(2, np.int32), np.zeros((2, 1), np.uint32), [0, 0], "x"]
+)
+def test_a_filter_of_another_trie_is_refused(live: Any) -> None:
     engine, _ = make_engine(replace(ROOMY, filter_words=2))
     engine.submit(Request(0, [1], live=np.zeros(2, np.uint32)))
     with pytest.raises(RowError, match="filter"):
@@ -286,6 +288,12 @@ def test_an_engine_serves_one_run_at_a_time_and_none_once_closed() -> None:
     with pytest.raises(UsageError, match="in flight"):
         next(engine.run([Request(100, [1])]))
     assert len(list(first)) == 19
+    refused = engine.run([Request(0, []), Request(1, [1])])
+    next(refused)  # Nothing is in flight, and yet the run has not ended.
+    with pytest.raises(UsageError, match="not ended"):
+        next(engine.run([Request(100, [1])]))
+    refused.close()
+    assert len(list(engine.run([Request(100, [1])]))) == 1
     with engine:
         engine.close()
     for use in (lambda: engine.submit(Request(0, [1])), engine.step, lambda: list(engine.run([]))):

@@ -148,10 +148,11 @@ def test_a_torn_line_makes_room_for_the_next_event(run, torn):
     assert read_journal(run).said["verify", point]["status"] == "ok"
 
 
-def test_a_run_is_not_resumed_with_another_model_or_catalogue(run):
+@pytest.mark.parametrize("kind", [b'"workload_hash"', b'"model_hash"'])
+def test_a_run_is_not_resumed_with_another_model_or_catalogue(run, kind):
     journal = run.path / "journal.jsonl"
     lines = [line for line in journal.read_bytes().splitlines(keepends=True) if b'"done"' not in line]
-    journal.write_bytes(re.sub(rb'"workload_hash": "\w+"', b'"workload_hash": "0123"', b"".join(lines)))
+    journal.write_bytes(re.sub(kind + rb': "\w+"', kind + b': "0123"', b"".join(lines)))
     with pytest.raises(UsageError, match="another one than when the run began"):
         bench(run.path.parent, resume=True)
 

@@ -422,12 +422,11 @@ def test_a_catalogue_that_cannot_be_is_refused_before_anything_runs(tmp_path, ca
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("flag", ["catalog", "trie"])
-def test_a_catalogue_that_would_not_be_searched_is_refused(tmp_path, flag):
-    given = {"output": str(tmp_path), "engine": "sim:", flag: "synthetic:items=1M"}
-    with pytest.raises(UsageError, match=f"--{flag} would not be searched"):
-        make_plan(resolve(BenchSettings, given))
-    assert make_plan(resolve(BenchSettings, given | {"constrained": "off"})).points
+def test_a_catalogue_that_is_named_is_searched():
+    given = COMMON | {"catalog": ["synthetic:items=1M"], "input_len": "100"}
+    for flags, searched in (({}, ["synthetic:items=1M"]), ({"constrained": "off"}, [""])):
+        plan = make_plan(resolve(BenchSettings, given | flags))
+        assert [point.catalog for point in plan.points] == searched
 
 
 def test_stages_of_a_few_requests_are_numbers(report):

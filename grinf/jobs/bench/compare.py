@@ -78,6 +78,8 @@ def compare_runs(paths: Sequence[Path], *, force: bool = False) -> Comparison:
     lost = missing + [line for row, rated in judged if (line := _unproven(row, rated))]
     terms = [(name, base.header[name], others[0].header[name]) for name in ("sla", "arrival")]
     terms += [(f"the work of {a['point']}", a["workload_hash"], b["workload_hash"]) for a, b in pairs]
+    models = [(a["point"], a["model_hash"], b["model_hash"]) for a, b in pairs]
+    terms += [(f"the model of {point}", *both) for point, *both in models if all(both)]
     differing = next((term for term in terms if term[1] != term[2]), None)
     if differing and not force:
         what = "the runs differ in {}: {} and {}".format(*differing)

@@ -81,10 +81,6 @@ def make_plan(settings: BenchSettings) -> Plan:
     if not re.fullmatch(r"\w[\w.-]*", settings.name):
         why, fix = "it becomes part of a folder's name", "take letters, digits, '-', '_' and '.'"
         raise UsageError(f"--name {settings.name!r} is no name", why, fix)
-    for flag in ("catalog", "trie"):
-        if (settings.origin.get(flag), settings.origin.get("constrained")) == (f"--{flag}", "default"):
-            fix = "add --constrained on, or both"
-            raise UsageError(f"--{flag} would not be searched", "the search is free by default", fix)
     defaults = GPU if not virtual and settings.devices[0] != "cpu" and _has_gpu() else CPU
     if settings.model is None and not virtual:
         settings = settings.model_copy(update={"model": shipped_model(defaults.model)})
@@ -139,9 +135,9 @@ def shipped_model(name: str) -> Path:
 
 
 def _catalogs(settings: BenchSettings, defaults: Defaults) -> list[str]:
-    """Catalogues to search; the empty one is a free search. A trie in grinf.toml is there to be searched."""
+    """Catalogues to search; the empty one is a free search. One that is named is there to be searched."""
     mode = settings.constrained
-    if settings.trie and settings.origin.get("constrained") == "default":
+    if (settings.trie or settings.catalog) and settings.origin.get("constrained") == "default":
         mode = "on"
     given = list(settings.catalog or ([str(settings.trie)] if settings.trie else [defaults.catalog]))
     return [""] * (mode != "on") + given * (mode != "off")

@@ -98,7 +98,8 @@ def summarise(run: RunDir) -> Summary:
             row["status"] = _interleaved([probe for key in sides for probe in probes.get(key, [])], finished)
         row |= _verified([said[key] for side in sides if (key := ("verify", side)) in said])
         row |= {"preset": preset, "config_hash": header["config_hash"]}
-        rows.append(row | {"workload_hash": said.get(("start", point.key), {}).get("workload_hash", "")})
+        start = said.get(("start", point.key), {})
+        rows.append(row | {name: start.get(name, "") for name in ("workload_hash", "model_hash")})
         floors = [probe for probe in own if probe.record.stage is Stage.FLOOR]
         parts = {"floor": floors[-1:], "claim": claim.evidence}
         found = {part: _stages(run, runs, last=LAST[point.constraint]) for part, runs in parts.items()}

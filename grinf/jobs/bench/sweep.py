@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -186,13 +186,13 @@ class _Sweep:
         settings, trie = self.plan.settings, opened.trie
         digest = trie.content_digest if trie is not None else ""
         asked = (opened.engine.levels, opened.engine.vocab_rows, settings.seed, settings.arrival)
-        work = [point.work, digest, *asked, *([] if self.plan.is_virtual else model_facts(settings.model))]
-        workload = hashlib.sha256(json.dumps(work).encode()).hexdigest()[:12]
-        earlier = self.journal.said.get(("start", point.key), {}).get("workload_hash", workload)
-        if earlier != workload:
+        facts = [] if self.plan.is_virtual else model_facts(settings.model)
+        start = {"workload_hash": _hash([point.work, digest, *asked]), "model_hash": _hash(facts)}
+        earlier = start | self.journal.said.get(("start", point.key), {})
+        if any(earlier[name] != value for name, value in start.items()):
             why = f"the model or the catalogue of {point.key} is another one than when the run began"
             raise UsageError(f"cannot resume {self.run.path}", why, "start a new run, without --resume")
-        self.run.append("start", point=point.key, workload_hash=workload)
+        self.run.append("start", point=point.key, **start)
 
         def finish(result: RecallResult) -> object:
             return None if trie is None or result.leaves is None else trie.items(result.leaves)
@@ -233,3 +233,7 @@ class _Sweep:
         self.todo.remove(point)
         self.run.append("done", point=point.key)
         self.on_progress("points", len(self.plan.points) - len(self.todo), len(self.plan.points))
+
+
+def _hash(facts: Sequence[object]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]

@@ -80,12 +80,6 @@ def _state(path: Path) -> tuple[int, int, int]:
     return found.st_size, found.st_mtime_ns, found.st_ino
 
 
-def _refuse_changed(source: QueryFile) -> None:
-    if _state(source.path) != source.state:
-        fix = "start again with --overwrite: answers from both would be mixed"
-        raise DataError(f"{source.path} was changed while the job ran", fix=fix)
-
-
 def _merge(paths: Sequence[Path], schemas: Sequence[pa.Schema]) -> pa.Schema:
     merged = schemas[0]
     for path, schema in zip(paths, schemas, strict=True):
@@ -107,6 +101,7 @@ class UnitReader:
 
     def __init__(self, queries: Queries, columns: Sequence[str]) -> None:
         self._files = queries.files
+        self._states = [file.state for file in queries.files]
         self._schema = pa.schema([queries.schema.field(name) for name in columns])
         self._position = (-1, -1, -1)  # File, row group, and row within it.
         self._batches: Iterator[pa.RecordBatch] = iter(())
@@ -123,20 +118,30 @@ class UnitReader:
         try:
             *place, row = self._position
             if place != [unit.file, unit.row_group] or row > unit.start:
-                self._batches, self._rest, row = self._open(self._files[unit.file], unit), [], 0
+                self._batches, self._rest, row = self._open(unit), [], 0
             for skipped in range(row, unit.start, BATCH_ROWS):
                 self._take(min(BATCH_ROWS, unit.start - skipped))
             batches = self._take(unit.num_rows)
-            _refuse_changed(self._files[unit.file])
+            self._refuse_changed(unit.file)
             self._position = (unit.file, unit.row_group, unit.start + unit.num_rows)
             return self._fit(pa.Table.from_batches(batches))
         except (OSError, pa.ArrowException) as error:
             what = f"{path} cannot be read at row {unit.start:,} of row group {unit.row_group}"
             raise DataError(what, str(error).strip().splitlines()[0], "write the file again") from error
 
-    def _open(self, source: QueryFile, unit: Unit) -> Iterator[pa.RecordBatch]:
-        file = open_parquet(source.path)
-        _refuse_changed(source)
+    def _refuse_changed(self, number: int) -> None:
+        """Look at a file's size and times, and at its content where these have changed."""
+        source = self._files[number]
+        if (state := _state(source.path)) == self._states[number]:
+            return
+        if source_of(source.path).digest != source.digest:
+            fix = "start again with --overwrite: answers from both would be mixed"
+            raise DataError(f"{source.path} was changed while the job ran", fix=fix)
+        self._states[number] = state
+
+    def _open(self, unit: Unit) -> Iterator[pa.RecordBatch]:
+        file = open_parquet(self._files[unit.file].path)
+        self._refuse_changed(unit.file)
         names = [name for name in self._schema.names if name in file.schema_arrow.names]
         return file.iter_batches(min(BATCH_ROWS, unit.num_rows), [unit.row_group], names)
 
