@@ -112,8 +112,8 @@ def _frame(options: EngineOptions, policy: BeamWidthPolicy, levels: int, trie: T
             "the model's max_position_embeddings is the limit of both together",
             "use another model, or fewer --levels",
         )
-    checked = (device, _DTYPES[dtype_name], page_size, ops, candidates, bounds, max_context)
-    return _Frame(options, config, policy, trie, *checked)
+    resolved = (device, _DTYPES[dtype_name], page_size, ops, candidates, bounds, max_context)
+    return _Frame(options, config, policy, trie, *resolved)
 
 
 def checked(options: EngineOptions) -> EngineOptions:
@@ -125,14 +125,11 @@ def checked(options: EngineOptions) -> EngineOptions:
     beams: Any = options.beams
     if not isinstance(beams, tuple | list) or not beams:
         raise UsageError(f"EngineOptions(beams={beams!r})", "it is a tuple: (900,) or (20, 300, 900)")
-    needed, optional = (
-        {name: getattr(options, name) for name in names}
-        for names in (
-            ("max_batch", "max_batch_tokens", "min_beams", "workspace_bytes"),
-            ("score_k", "max_context", "page_size"),
-        )
-    )
-    counts = needed | {name: value for name, value in optional.items() if value is not None}
+    optional = [
+        name for name in ("score_k", "max_context", "page_size") if getattr(options, name) is not None
+    ]
+    names = ["max_batch", "max_batch_tokens", "min_beams", "workspace_bytes", *optional]
+    counts = {name: getattr(options, name) for name in names}
     widths = {f"beams[{level}]": width for level, width in enumerate(beams)}
     wrong = {name: value for name, value in (counts | widths).items() if not _is_count(value)}
     share: Any = options.memory_fraction

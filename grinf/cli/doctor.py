@@ -116,7 +116,11 @@ def _file(name: str, metavar: str, path: Path | None, read: Callable[[Path], str
     try:
         return Check(name, "ok", f"{path}: {read(path)}")
     except GrinfError as error:
-        return Check(name, "fail", " ".join(filter(None, (error.what, error.why))), error.fix)
+        return _failed(name, error)
+
+
+def _failed(name: str, error: GrinfError) -> Check:
+    return Check(name, "fail", " ".join(filter(None, (error.what, error.why))), error.fix)
 
 
 def _read_model(path: Path) -> str:
@@ -150,7 +154,7 @@ def _kernels(settings: DoctorSettings) -> Iterator[Check]:
         try:
             yield Check(name, "ok", registry.choose(op, site, overrides.get(op)).name)
         except (KernelUnavailable, UsageError) as error:
-            yield Check(name, "fail", " ".join(filter(None, (error.what, error.why))), error.fix)
+            yield _failed(name, error)
 
 
 def _site(settings: DoctorSettings) -> "Site":

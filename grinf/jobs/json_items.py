@@ -189,17 +189,16 @@ def _look_like_items(path: Path, pairs: Pairs, settings: BuildTrieSettings) -> b
     if _are_most(isinstance(value[0], Pairs) for value in arrays):
         return False
     keys = [key for key, _ in pairs]
-    texts = [" ".join(map(str, value)) if _is_array(value) else value for value in values]
     are_sids = _look_like_sids(keys, settings.sid_format)
     if _are_most(type(value[0]) is int for value in arrays):
         is_packed, lengths = settings.sid_format.startswith("packed:"), set(map(len, arrays))
         are_sids = are_sids or is_packed
         hold_sids = not is_packed and (not are_sids or (len(lengths) == 1 and lengths != {1}))
     else:
-        hold_sids = _look_like_sids(texts, settings.sid_format)
+        hold_sids = _look_like_sids(_texts(values), settings.sid_format)
     if are_sids and hold_sids:
         are_sids, hold_sids = (
-            _are_most(str(text).startswith("<") for text in some) for some in (keys, texts)
+            _are_most(str(text).startswith("<") for text in some) for some in (keys, _texts(values))
         )
     if are_sids == hold_sids:
         fix = "say --item-column key --sid-column value, or --item-column value --sid-column key"
@@ -221,6 +220,10 @@ def _look_like_sids(texts: Sequence[Any], sid_format: str) -> bool:
 def _are_most(answers: Iterable[bool]) -> bool:
     given = list(answers)
     return sum(given) * 2 > len(given)
+
+
+def _texts(values: Sequence[Any]) -> list[Any]:
+    return [" ".join(map(str, value)) if _is_array(value) else value for value in values]
 
 
 def _is_array(value: Any) -> bool:

@@ -3,7 +3,6 @@
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from grinf.backend.interface import Batch, Beams, EngineOptions, ExecutionBackend, Pending
@@ -15,6 +14,8 @@ from grinf.state.request import BeamWidthPolicy, RecallResult, Request, RequestS
 
 if TYPE_CHECKING:
     from grinf.trie import Trie
+
+_END: Any = object()  # No request, not even a wrong one.
 
 
 class Engine:
@@ -125,10 +126,11 @@ class Engine:
     def _serve(self, source: Iterator[Request]) -> Iterator[RecallResult]:
         more = True
         while more or not self.is_idle:
-            room = self.max_batch - self._scheduler.num_waiting if more else 0
-            batch = list(islice(source, max(room, 0)))
-            more = more and len(batch) == room
-            for request in batch:
+            while more and self._scheduler.num_waiting < self.max_batch:
+                request = next(source, _END)
+                if request is _END:
+                    more = False
+                    break
                 try:
                     self.submit(request)
                 except RowError as error:

@@ -93,10 +93,12 @@ class Scheduler:
                 "unknown_view", f"the trie has no view {request.view!r}", f"it has {self.capacity.views}"
             )
         live, words = request.live, self.capacity.filter_words
-        if live is not None and not words:
+        if live is None:
+            return
+        if not words:
             raise RowError("no_filters", "the engine was loaded without room for filters of single requests")
         kind = f"{getattr(live, 'dtype', type(live).__name__)} {list(getattr(live, 'shape', ()))}"
-        if live is not None and kind != f"uint32 [{words}]":
+        if kind != f"uint32 [{words}]":
             what = f"the filter is {kind}, the trie's nodes need uint32 [{words}]"
             raise RowError("bad_filter", what, fix="make it with Trie.mask_from_leaves, of bool [SIDs]")
 

@@ -272,6 +272,24 @@ def test_who_leaves_a_run_early_leaves_nothing_behind(polls: int) -> None:
     assert sorted(r.request_id for r in engine.run(Request(n, [1] * 40) for n in more)) == more
 
 
+def test_a_run_pulls_requests_one_by_one_and_to_the_end() -> None:
+    engine, _ = make_engine(ROOMY)
+    pulled = []
+
+    def source() -> Iterator[Request]:
+        for n in range(20):
+            pulled.append(n)
+            if n == 6:  # The caller's own, beside the run, more than a batch: nothing of the run may be lost.
+                for own in range(100, 106):
+                    engine.submit(Request(own, [1]))
+            yield Request(n, [] if n == 0 else [1])
+
+    results = engine.run(source())
+    assert next(results).error is not None
+    assert pulled == [0], "a request that fails is told before the next is pulled"
+    assert {r.request_id for r in results} == {*range(1, 20), *range(100, 106)}
+
+
 def test_a_request_is_served_once() -> None:
     engine, _ = make_engine(ROOMY)
     request = Request(0, [1])
