@@ -12,6 +12,8 @@
 // Own keys come first, as one more kind of key block: 64 keys per warpgroup (GROUP steps of its beams), of which a row
 // sees those of its own beam. Context blocks follow from last to first, so that only the first has a tail to mask; the
 // softmax of a block overlaps the wgmma of the block before it.
+// OWN_LAST: where a thread block has a single tile, no tile before hides the gathering of its front. Then own keys come
+// last, and are asked for once the queries are here, so that they do not take their bandwidth.
 // splits > 1: a tile takes one part of the context, cut by the request's own context_len, and part 0 the own keys; the
 // parts are joined by grinf_merge_attention.
 //
@@ -27,7 +29,8 @@
 //
 // Launch: any grid (one block per multiprocessor; with splits > 1 as many as there are tiles, since a tile without own
 // keys gives its queries back before they are used), block 384, dynamic shared memory shared_bytes() of the binding.
-// Constants: DTYPE (FP16, BF16), HEAD_DIM (64, 128), GROUP = Hq / Hkv (1, 2, 4, 8), PAGE_SIZE (a power of two >= 16).
+// Constants: DTYPE (FP16, BF16), HEAD_DIM (64, 128), GROUP = Hq / Hkv (1, 2, 4, 8), PAGE_SIZE (a power of two >= 16),
+// OWN_LAST (1 only where the grid has a block for every tile).
 // Source: warp specialisation and the overlap of softmax with wgmma after FlashAttention-3 (Shah et al., 2024), splits
 // after Flash-Decoding (Dao et al., 2023), one read of a shared context for all its queries after Hydragen (Juravsky et
 // al., 2024).
@@ -38,6 +41,9 @@
 
 #ifndef PAGE_SIZE
 #define PAGE_SIZE 64
+#endif
+#ifndef OWN_LAST
+#define OWN_LAST 0
 #endif
 
 constexpr int BEAMS = 64 / GROUP;                         // beams of a warpgroup
@@ -52,7 +58,7 @@ struct Work {
 };
 
 struct Control {
-    u64 front_full, front_empty;
+    u64 front_full, front_empty, queries_full;
     Stages stages;
     Work work;
     int rows[3][ROWS];  // where each row of the front's parts starts, in chunks; -1: zeros
@@ -108,8 +114,7 @@ DEVICE void load_stage(u32 to, const TensorMap& map, int head, int row, int keys
 }
 
 // Warp 0: the context blocks of every tile, last first.
-DEVICE void load_context(const Args& args, const TensorMap& k_map, const TensorMap& v_map, u32 shared,
-                         Stages& to) {
+DEVICE void load_context(const Args& args, const TensorMap& k_map, const TensorMap& v_map, u32 shared, Stages& to) {
     u32 turn = 0;
     for_each_tile(args, [&](const Work& work) {
         for (int block = work.hi - 1; block >= work.lo; --block, ++turn) {
@@ -159,6 +164,10 @@ DEVICE void gather_fronts(const Args& args, u32 shared, Control& control) {
     const uint4* source = reinterpret_cast<const uint4*>(start) + lane % CHUNKS;
     const u32 to = shared + part * TILE + swizzled(lane / CHUNKS, lane % CHUNKS);
     int* rows = control.rows[part];
+    const auto gathered = [&] {
+        if (OWN_LAST && part == 0) arrive(control.queries_full);
+        arrive(control.front_full);
+    };
     u32 round = 0;
     for_each_tile(args, [&](const Work& work) {
         for (int first = 0; first == 0 || first < work.steps; first += GROUP, ++round) {
@@ -171,6 +180,7 @@ DEVICE void gather_fronts(const Args& args, u32 shared, Control& control) {
             __syncwarp();
             wait(control.front_empty, (round & 1) ^ 1);
             if (part == 0 && lane == 0) control.work = work;
+            if (OWN_LAST && part > 0) wait(control.queries_full, round & 1);
             if (part == 0 ? first == 0 : work.steps > 0) {
 #pragma unroll 1
                 for (int n = 0; n < ROWS; n += 4 * STRIDE) {
@@ -187,12 +197,12 @@ DEVICE void gather_fronts(const Args& args, u32 shared, Control& control) {
             cp_async_commit();
             cp_async_wait<0>();
             fence_async();
-            arrive(control.front_full);
+            gathered();
         }
     });
     wait(control.front_empty, (round & 1) ^ 1);
     if (part == 0 && lane == 0) control.work.request = -1;
-    arrive(control.front_full);
+    gathered();
 }
 
 // --- device helpers: the consumers
@@ -247,47 +257,57 @@ DEVICE void attend(const Args& args, u32 shared, Control& control, int group) {
     const float scale_log2 = args.scale * LOG2E;
     u32 round = 0, turn = 0;
     for (;;) {
-        wait(control.front_full, round & 1);
-        const Work work = control.work;
+        wait(OWN_LAST ? control.queries_full : control.front_full, round & 1);
+        Work work = control.work;
         if (work.request < 0) break;
         u32 q[HEAD_DIM / 4];
         float o[HEAD_DIM / 2] = {};
         Softmax softmax = {{NEG_INF, NEG_INF}, {0.f, 0.f}};
         load_queries(q, shared + QUERIES, group);
-        for (int first = 0;;) {
-            if (work.steps) attend_own(o, softmax, q, shared, work.steps - first, group, scale_log2);
-            arrive(control.front_empty);
-            ++round;
-            first += GROUP;
-            if (first >= work.steps) break;
-            wait(control.front_full, round & 1);
-        }
+        const auto own = [&] {
+            for (int first = 0;;) {
+                if (work.steps) attend_own(o, softmax, q, shared, work.steps - first, group, scale_log2);
+                arrive(control.front_empty);
+                ++round;
+                first += GROUP;
+                if (first >= work.steps) break;
+                wait(control.front_full, round & 1);
+            }
+        };
+        if (!OWN_LAST) own();
         const int live = min(ROWS, work.length - (work.hi - 1) * ROWS);
         if (work.lo < work.hi)
             attend_blocks(
                 o, softmax, q, shared + CONTEXT_K, shared + CONTEXT_V, control.stages, turn, work.hi - work.lo, live,
                 live < ROWS, [&](int i) { return column_of(i) >= live; }, group, scale_log2);
+        if (OWN_LAST) {
+            wait(control.front_full, round & 1);
+            work = control.work;  // again, so that no register held it all the while
+            own();
+        }
         write_rows(args, work, o, softmax, group);
     }
 }
 
 // --- kernel
 
-extern "C" __global__ void __launch_bounds__(384, 1) grinf_decode_attention_sm90(
-    const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, const elem* q,
-    const elem* k_beams, const elem* v_beams, const int* page_table, const int* context_len, const int* slot,
-    const int* ancestor, const int* step, const int* width, elem* out, float* part, float* part_lse, long long q_batch,
-    long long q_row, int batch, int beams, int kv_heads, int page_columns, int steps, int max_width, int splits,
-    float scale) {
+extern "C" __global__ void __launch_bounds__(384, 1)
+    grinf_decode_attention_sm90(const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
+                                const elem* q, const elem* k_beams, const elem* v_beams, const int* page_table,
+                                const int* context_len, const int* slot, const int* ancestor, const int* step,
+                                const int* width, elem* out, float* part, float* part_lse, long long q_batch,
+                                long long q_row, int batch, int beams, int kv_heads, int page_columns, int steps,
+                                int max_width, int splits, float scale) {
     extern __shared__ __align__(1024) unsigned char bytes[];
-    const Args args = {q,     k_beams, v_beams,  page_table,   context_len, slot,      ancestor, step,
-                       width, out,     part,     part_lse,     q_batch,     q_row,     batch,    beams,
-                       kv_heads,       page_columns, steps,    max_width,   splits,    scale};
+    const Args args = {q,        k_beams,      v_beams, page_table, context_len, slot,  ancestor, step,
+                       width,    out,          part,    part_lse,   q_batch,     q_row, batch,    beams,
+                       kv_heads, page_columns, steps,   max_width,  splits,      scale};
     const u32 shared = shared_address(bytes);
     Control& control = *reinterpret_cast<Control*>(bytes + CONTROL);
 
     if (threadIdx.x == 0) {
-        barrier_init(control.front_full, 96);    // the gatherers
+        barrier_init(control.queries_full, 32);  // warp 1
+        barrier_init(control.front_full, 96);    // warps 1 to 3
         barrier_init(control.front_empty, 256);  // the consumers
         stages_init(control.stages);
         fence_async();

@@ -26,11 +26,11 @@ INSTANCES: Final = tuple(
     Instance(
         STEM,
         ENTRY,
-        (("DTYPE", dtype), ("HEAD_DIM", head_dim), ("GROUP", group), ("PAGE_SIZE", page_size)),
+        tuple(zip(("DTYPE", "HEAD_DIM", "GROUP", "PAGE_SIZE", "OWN_LAST"), values, strict=True)),
         arches=(ARCH,),
-        default=(dtype, head_dim, group, page_size) == ("BF16", 128, 2, 64),
+        default=values[:4] == ("BF16", 128, 2, 64),
     )
-    for dtype, head_dim, group, page_size in product(("BF16", "FP16"), HEAD_DIMS, GROUPS, (16, 64, 128))
+    for values in product(("BF16", "FP16"), HEAD_DIMS, GROUPS, (16, 64, 128), (0, 1))
 )
 
 
@@ -41,10 +41,12 @@ class Grid:
     Attributes:
         splits: Parts of each request's context.
         blocks: Thread blocks; each takes every blocks-th tile.
+        own_last: A block has one tile at most, and attends to the context before its own keys have come.
     """
 
     splits: int
     blocks: int
+    own_last: bool
 
 
 def plan(batch: int, width: int, kv_heads: int, group: int, max_context: int, processors: int) -> Grid:
@@ -59,7 +61,7 @@ def plan(batch: int, width: int, kv_heads: int, group: int, max_context: int, pr
     tiles = batch * kv_heads * ceil_div(width * group, ROWS)
     useful = ceil_div(ceil_div(max_context, ROWS), MIN_SPLIT_BLOCKS)
     splits = max(1, min(processors // tiles, useful, MAX_SPLITS))
-    return Grid(splits, min(tiles * splits, processors))
+    return Grid(splits, min(tiles * splits, processors), tiles * splits <= processors)
 
 
 def decode_attention(
@@ -108,6 +110,7 @@ def decode_attention(
         "HEAD_DIM": head_dim,
         "GROUP": q_heads // kv_heads,
         "PAGE_SIZE": page_size,
+        "OWN_LAST": int(grid.own_last),
     }
     tables = (page_table, context_len, slot, ancestor, step, width)
     sizes = (batch, beams, kv_heads, page_table.shape[1], *k_beams.shape[1:3], grid.splits)

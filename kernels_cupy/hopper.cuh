@@ -23,10 +23,11 @@ DEVICE void arrive_expecting(u64& bar, int bytes) {
 
 // Wait for the end of the phase of this parity; a fresh barrier counts as past a phase of parity 1.
 DEVICE void wait(u64& bar, u32 parity) {
-    asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n}" ::"r"(shared_address(&bar)),
-                 "r"(parity)
-                 : "memory");
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(shared_address(&bar)),
+        "r"(parity)
+        : "memory");
 }
 
 // What this thread wrote to shared memory by ordinary stores becomes visible to wgmma and TMA.
@@ -42,9 +43,13 @@ DEVICE void zero16(u32 to) { asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %
 
 // A warpgroup's registers a thread: what some give, others take.
 template <int N>
-DEVICE void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N)); }
+DEVICE void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
 template <int N>
-DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N)); }
+DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
 
 // --- TMA
 
@@ -54,10 +59,11 @@ struct alignas(64) TensorMap {
 
 // Copy the map's box at coordinates (x, y, z), innermost first; `full` counts its bytes.
 DEVICE void copy_box(u32 to, const TensorMap& map, int x, int y, int z, u64& full) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
-                 "[%1, {%2, %3, %4}], [%5];" ::"r"(to),
-                 "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&full))
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], "
+        "[%1, {%2, %3, %4}], [%5];" ::"r"(to),
+        "l"(&map), "r"(x), "r"(y), "r"(z), "r"(shared_address(&full))
+        : "memory");
 }
 
 // --- wgmma
@@ -73,7 +79,9 @@ DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
 template <int PENDING>
-DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory"); }
+DEVICE void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
 
 // All of d is in registers here, as far as the compiler knows, and may have changed. After the wait for a wgmma it keeps
 // uses of the accumulator behind that wait.
@@ -95,10 +103,12 @@ DEVICE void pin(int (&d)[N]) {
 #endif
 #define F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define F16(d, i) F4(d, i), F4(d, i + 4), F4(d, i + 8), F4(d, i + 12)
-#define D32 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
-            "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define D64 D32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
-            "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define D32                                                                                                \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, " \
+    "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define D64                                                                                                 \
+    D32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
+        "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // d = a * b, or d += a * b if `accumulate`: 64 rows a warpgroup, 64 or 128 columns by the size of d, 16 of the inner
 // dimension. a: registers a[4 * k] .. a[4 * k + 3], laid out as mma.m16n8k16's for each warp's 16 rows.

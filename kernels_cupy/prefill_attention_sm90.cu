@@ -73,8 +73,7 @@ DEVICE void for_each_tile(const Args& args, int longest, Take take) {
 DEVICE void load_tile(u32 to, const TensorMap& map, int head, int row, u64& full) {
     arrive_expecting(full, TILE);
 #pragma unroll
-    for (int panel = 0; panel < HEAD_DIM / 64; ++panel)
-        copy_box(to + panel * PANEL, map, panel * 64, head, row, full);
+    for (int panel = 0; panel < HEAD_DIM / 64; ++panel) copy_box(to + panel * PANEL, map, panel * 64, head, row, full);
 }
 
 // One thread: the queries of every tile and its key blocks, last first.

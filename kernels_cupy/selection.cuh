@@ -127,6 +127,10 @@ struct Scratch {
     u32 counter;
 };
 
+struct Ignore {
+    DEVICE void operator()(u64) const {}
+};
+
 struct Cut {
     u64 least;  // exactly min(want, found) values are at least this large
     u64 greatest;
@@ -153,9 +157,10 @@ DEVICE void find_bin(u32 want, Scratch& s) {
 
 // Radix select over n values of which the nonzero ones are distinct. Digits start at the highest bit in which the
 // values differ, so two or three rounds do; six are possible (ties of scores, told apart by position). A block
-// that is alone on its processor has the registers to fetch up to eight values a thread once.
-template <int THREADS, class Get>
-DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
+// that is alone on its processor has the registers to fetch up to eight values a thread once. Ends with take(v) for the
+// values from the least on, in any order.
+template <int THREADS, class Get, class Take = Ignore>
+DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s, Take take = {}) {
     const int lane = threadIdx.x % WARP_SIZE, warp = threadIdx.x / WARP_SIZE;
     constexpr int WARPS = THREADS / WARP_SIZE;
     u64 kept[8];
@@ -189,12 +194,10 @@ DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
     }
     __syncthreads();
     low = s.low[0], high = s.high[0], found = s.totals[0];
-    if (found <= want || want == 0) {
-        __syncthreads();  // the scratch is free again when this returns
-        return {want == 0 ? ~0ull : low, high, found};
-    }
     const u64 greatest = high;
-    for (int round = 0; round < 6; ++round) {
+    if (want == 0) low = ~0ull;
+    const int rounds = want == 0 || found <= want ? 0 : 6;
+    for (int round = 0; round < rounds; ++round) {
         const int shift = max(0, 64 - __clzll(static_cast<long long>(high - low)) - BIN_BITS);
         for (int i = threadIdx.x; i < BINS; i += THREADS) s.bins[i] = 0;
         __syncthreads();
@@ -209,7 +212,10 @@ DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s) {
         want -= s.above;
         if (s.inside == want || shift == 0) break;
     }
-    __syncthreads();
+    __syncthreads();  // the scratch is free again
+    visit([&](u64 v) {
+        if (v >= low) take(v);
+    });
     return {low, greatest, found};
 }
 
@@ -229,59 +235,72 @@ DEVICE void append_survivors(u64 candidate, u64* survivors, int* count) {
 // Pick the leaf groups of a request that can hold one of its `want` best candidates, from the maxima of its n groups
 // and of their leaf groups, LEAVES each. A candidate below `floor_key` is not among the best.
 //
-// The least of the `want` best groups is such a floor, and mostly few leaf groups reach it. Where more than `room` do,
-// or where there are not that many groups, the best leaf groups are selected exactly. Where there are fewer of those,
-// too, the best two of each (`second_key`, unless null) may still be `want` candidates and give a floor.
+// The least of the `want` best groups is such a floor, and mostly few leaf groups reach it. Smaller groups give a
+// higher one: four leaf groups count as a group where their maxima fit into shared memory. Where more than `room` leaf
+// groups reach it, or where there are not that many groups, the best leaf groups are selected exactly. Where there are
+// fewer of those, too, the best two of each (`second_key`, unless null) may still be `want` candidates and give a floor.
 template <int LEAVES>
 DEVICE void pick_groups(const u32* group_key, const u32* leaf_key, const u32* second_key, u32 n, u32 want, u32 room,
                         int* picked, int* num_picked, u32* floor_key) {
     __shared__ Scratch s;
-    __shared__ u32 list[MAX_WIDTH];
+    __shared__ u32 list[MAX_WIDTH], four_key[MAX_WIDTH];
+    int bits = 31 - __clz(LEAVES);
+    if (n * LEAVES <= 4 * MAX_WIDTH) {
+        bits = 2, n *= LEAVES / 4;
+        for (u32 i = threadIdx.x; i < n; i += SELECT_THREADS) {
+            const uint4 key = reinterpret_cast<const uint4*>(leaf_key)[i];
+            four_key[i] = max(max(key.x, key.y), max(key.z, key.w));
+        }
+        group_key = four_key;
+    }
     const bool all = n <= want;
+    for (u32 i = threadIdx.x; all && i < n; i += SELECT_THREADS) list[i] = i;
+    const auto group = [&](u32 i) { return pack_candidate(group_key[i], i); };
     const auto leaf = [&](u32 i) {
-        const u32 id = (all ? i / LEAVES : list[i / LEAVES]) * LEAVES + i % LEAVES;
+        const u32 id = (list[i >> bits] << bits) + (i & ((1 << bits) - 1));
         return pack_candidate(leaf_key[id], id);
     };
-    // Leaf groups at and above `least`; all are counted, the first `room` are picked.
-    const auto collect = [&](u64 least) {
+    const auto restart = [&] {
+        __syncthreads();
         if (threadIdx.x == 0) s.counter = 0;
         __syncthreads();
-        for_each<SELECT_THREADS>(n * LEAVES, leaf, [&](u64 v) {
-            if (v < least) return;
-            const u32 at = atomicAdd(&s.counter, 1u);
-            if (at < room) picked[at] = candidate_position(v);
-        });
-        __syncthreads();
-        return s.counter;
     };
-    u32 floor = 1, count = room + 1;
+    // All are counted, the first `room` are picked.
+    const auto pick = [&](u64 v) {
+        const u32 at = atomicAdd(&s.counter, 1u);
+        if (at < room) picked[at] = candidate_position(v);
+    };
+    u32 floor = 1;
+    const auto raise_floor = [&](const Cut& cut) { floor = cut.found >= want ? candidate_key(cut.least) : 1; };
+    bool exact = false;
     if (!all) {
-        const auto group = [&](u32 i) { return pack_candidate(group_key[i], i); };
-        const Cut cut = kth_largest<SELECT_THREADS>(n, group, want, s);
-        if (threadIdx.x == 0) s.counter = 0;
-        __syncthreads();
-        for_each<SELECT_THREADS>(n, group, [&](u64 v) {
-            if (v >= cut.least) list[atomicAdd(&s.counter, 1u)] = candidate_position(v);
-        });
+        restart();
+        const auto keep = [&](u64 v) { list[atomicAdd(&s.counter, 1u)] = candidate_position(v); };
+        raise_floor(kth_largest<SELECT_THREADS>(n, group, want, s, keep));
         __syncthreads();
         n = s.counter;
-        __syncthreads();
-        floor = cut.found >= want ? candidate_key(cut.least) : 1;
-        count = collect(static_cast<u64>(floor) << 32);
-    } else if (n * LEAVES <= want) {
-        const u32 leaves = n * LEAVES;
+    } else if (n << bits <= want) {
+        const u32 leaves = n << bits;
         const auto two = [&](u32 i) { return pack_candidate(i < leaves ? leaf_key[i] : second_key[i - leaves], i); };
-        if (second_key != nullptr && leaves * 2 >= want) {
-            const Cut cut = kth_largest<SELECT_THREADS>(leaves * 2, two, want, s);
-            floor = cut.found >= want ? candidate_key(cut.least) : 1;
-        }
-        count = collect(static_cast<u64>(floor) << 32);
+        if (second_key != nullptr && leaves * 2 >= want)
+            raise_floor(kth_largest<SELECT_THREADS>(leaves * 2, two, want, s));
+    } else {
+        exact = true;
     }
-    if (count > room) {
-        const Cut cut = kth_largest<SELECT_THREADS>(n * LEAVES, leaf, want, s);
-        floor = cut.found >= want ? candidate_key(cut.least) : 1;
-        count = collect(cut.least);
+    if (!exact) {
+        restart();
+        for_each<SELECT_THREADS>(n << bits, leaf, [&](u64 v) {
+            if (candidate_key(v) >= floor) pick(v);
+        });
+        __syncthreads();
+        exact = s.counter > room;
     }
+    if (exact) {
+        restart();
+        raise_floor(kth_largest<SELECT_THREADS>(n << bits, leaf, want, s, pick));
+        __syncthreads();
+    }
+    const u32 count = s.counter;
     if (threadIdx.x == 0) *num_picked = count, *floor_key = floor;
 }
 
@@ -351,8 +370,7 @@ DEVICE void finish_selection(const u64* survivors, u32 n, u32 want, float margin
     if (threadIdx.x == 0 && found % 2 == 1) list[found] = 0;  // the list is read in pairs
     __syncthreads();
     u32 count = min(want, found);
-    if (margin < __int_as_float(0x7f800000))
-        count = min(count, max(count_within(margin, list, found, s), min_width));
+    if (margin < __int_as_float(0x7f800000)) count = min(count, max(count_within(margin, list, found, s), min_width));
     for (u32 start = 0; start < num_own; start += WARP_SIZE) {
         const u64 mine = start + lane < num_own ? list[own[start + lane]] : 0;
         u32 above = 0;

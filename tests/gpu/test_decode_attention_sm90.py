@@ -49,6 +49,8 @@ CASES = {
     "splits": replace(ONE, lengths=(1500,), live=(20,), beams=20),
     "splits_batch": SPLIT_BATCH,
     "wide": WIDE,
+    "wide_alone": replace(WIDE, live=(900,), lengths=(1000,), steps=(2,), decode_steps=3),
+    "wide_seven_steps": replace(WIDE, steps=(6, 4), decode_steps=7),
     "width_4096": Case(live=(4096,), lengths=(260,), beams=4096),
     "many_tiles_a_block": replace(
         WIDE, live=(900,) * 8, lengths=(100, 90, 300, 128, 64, 1, 0, 257), steps=(1, 0) * 4

@@ -168,3 +168,27 @@ def test_what_a_model_is_decides_the_work(tmp_path):
     seen.append(model_facts(folder))
     assert len({repr(facts) for facts in seen}) == 3
     assert seen[0] == seen[2]
+
+
+@pytest.mark.parametrize("harm", [lambda file: file.unlink(), lambda file: file.write_bytes(b"PAR1")])
+def test_a_table_that_is_gone_or_cut_off_is_told(run, harm):
+    harm(file := next(run.path.glob("requests/*/probe=3.parquet")))
+    with pytest.raises(EnvironmentFault, match=r"probe=3\.parquet is damaged") as told:
+        summarise(run)
+    assert told.value.why
+    assert "measure again" in told.value.fix
+    assert str(file) in str(told.value)
+
+
+def test_a_table_of_requests_packs_its_numbers_and_reads_back_whole(run):
+    file = next(run.path.glob("requests/*/*.parquet"))
+    columns = pq.read_metadata(file).row_group(0)
+    encodings = {c["path_in_schema"]: c["encodings"] for c in columns.to_dict()["columns"]}
+    for name in ("req_id", "t_done_ns", "step_ns.list.element"):
+        assert "DELTA_BINARY_PACKED" in encodings[name]
+    assert "BYTE_STREAM_SPLIT" in encodings["e2e_ms"]
+    assert "RLE_DICTIONARY" in encodings["phase"]
+    table = run.read_table(str(file.relative_to(run.path)))
+    run.write_table("again.parquet", table)
+    assert run.read_table("again.parquet").equals(table)
+    assert (table["t_done_ns"].to_numpy() >= table["t_sched_ns"].to_numpy()).all()

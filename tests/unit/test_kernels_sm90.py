@@ -12,12 +12,12 @@ OPT_IN_SHARED_BYTES = 227 * 1024
 
 def test_a_wide_bucket_is_one_wave_without_splits():
     grid = plan(1, 900, 8, 2, 5000, H200)
-    assert (grid.splits, grid.blocks) == (1, 15 * 8)
+    assert (grid.splits, grid.blocks, grid.own_last) == (1, 15 * 8, True)
 
 
 def test_a_large_batch_fills_the_card_and_no_more():
     grid = plan(8, 900, 8, 2, 5000, H200)
-    assert (grid.splits, grid.blocks) == (1, H200)
+    assert (grid.splits, grid.blocks, grid.own_last) == (1, H200, False)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,7 @@ def test_splits_never_make_a_second_wave():
         tiles = 2 * 8 * -(-width * 2 // ROWS)
         assert grid.blocks <= H200
         assert grid.splits == 1 or tiles * grid.splits <= H200
+        assert grid.own_last == (tiles * grid.splits == grid.blocks)
 
 
 def test_few_prompts_take_no_more_blocks_than_tiles():
