@@ -103,7 +103,7 @@ class RunDir:
     def write_table(self, name: str, table: pa.Table) -> None:
         """Write a parquet file in one step."""
         packed = dict(filter(None, map(_packed, table.schema)))
-        plain = [column for column in table.column_names if column not in packed]
+        plain: Any = [column for column in table.column_names if column not in packed]  # stubs know no list
         with replacing(self.path / name) as temporary:
             pq.write_table(table, temporary, compression="zstd", use_dictionary=plain, column_encoding=packed)
 
