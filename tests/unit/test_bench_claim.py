@@ -58,3 +58,15 @@ def test_a_late_load_that_was_run_again_is_forgotten(found, verdicts, status):
     bracket = next(probe for probe in probes if probe.record.stage is Stage.BRACKET)
     claim = concluded([*closed, *(replace(bracket, verdict=verdict) for verdict in verdicts)])
     assert (claim.status, claim.max_rate) == (status, None)
+
+
+@pytest.mark.parametrize("stage", [Stage.BRACKET, Stage.REFINE, Stage.CONFIRM])
+def test_where_an_sla_bound_in_any_stage_the_capacity_did_not(stage):
+    claim, probes = find("10s", preset="quick")
+    assert "capacity_bound" in claim.flags
+    top = next(probe for probe in probes if probe.record.stage is Stage.BRACKET)
+    record = replace(top.record, stage=stage, rate=1.01 * claim.max_rate)
+    missed = replace(top, record=record, verdict="fail", misses=[top.n])
+    bound = conclude([*probes, missed], [parse_sla("10s")], finished=True, open_loop=True, preset="quick")
+    assert bound.max_rate == claim.max_rate
+    assert "capacity_bound" not in bound.flags

@@ -72,9 +72,8 @@ def conclude(
     above = [probe for probe in searched if probe.verdict == "fail" and probe.rate > (max_rate or 0.0)]
     surest = [probe for probe in above if probe.record.stage is Stage.CONFIRM] or above
     capacity = next((p.rate for p in stages[Stage.CAPACITY][-1:] if p.rate > 0), None)
-    swept = stages[Stage.BRACKET] if open_loop else closed
     most = (1 - PRECISION) * (capacity or math.inf)
-    bound = (max_rate or 0.0) > most and all(p.passed or not any(p.misses) for p in swept)
+    bound = (max_rate or 0.0) > most and all(p.passed or not any(p.misses) for p in searched)
     return Claim(
         status=status or ("ok" if evidence else _without_claim(stages)),
         max_rate=max_rate,
