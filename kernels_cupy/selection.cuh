@@ -207,8 +207,7 @@ DEVICE Cut kth_largest(u32 n, Get get, u32 want, Scratch& s, Take take = {}) {
         __syncthreads();
         find_bin<THREADS>(want, s);
         low += static_cast<u64>(s.bin) << shift;
-        const u64 last = low + ((1ull << shift) - 1);
-        high = last < high ? last : high;
+        high = low + min(high - low, (1ull << shift) - 1);  // low + the bin's size may be too large for 64 bits: NaN
         want -= s.above;
         if (s.inside == want || shift == 0) break;
     }

@@ -275,6 +275,27 @@ def test_free_search_finds_what_one_row_hides(monkeypatch: pytest.MonkeyPatch) -
     assert set(got.parent[0].tolist()) == {17}
 
 
+@pytest.mark.parametrize("next_width", [2, 20, 300])
+@pytest.mark.parametrize("is_free", [True, False])
+def test_scores_that_are_no_numbers_are_the_best(is_free: bool, next_width: int) -> None:
+    """They are how a request tells that its logits overflowed, and must not lead out of its memory."""
+    if is_free:
+        logits, path, limits = (cases.to_device(x, DEVICE) for x in make_free(151936, (20,), (next_width,)))
+        log_z = torch.ones(1, 20, device=DEVICE)
+        log_z[0, 3] = math.nan
+        got, _ = vocab_topk.select_and_normalise(logits, path, limits, "vocab", log_z)  # type: ignore
+    else:
+        problem = cases.make_problem(WIDE, (1,), (3,), (next_width,), mapped=False, dtype=torch.float32)
+        problem.log_z[0, 1] = math.nan
+        p: Any = cases.to_device(problem, DEVICE)
+        got, _ = constrained_topk.select_and_normalise(p.logits, p.path, p.trie, p.limits, "given", p.log_z)
+    assert got.count.tolist() == [next_width]
+    assert got.score[0].isnan().all()
+    assert set(got.parent[0].tolist()) == {3 if is_free else 1}
+    places = got.token[0] if is_free else got.node[0]
+    assert torch.equal(places, places[0] + torch.arange(next_width, device=DEVICE, dtype=places.dtype))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [1, 8, 129, 8192, 8193, 151936])
 def test_row_logsumexp(dtype: torch.dtype, columns: int) -> None:

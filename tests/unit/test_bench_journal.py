@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -170,8 +171,12 @@ def test_what_a_model_is_decides_the_work(tmp_path):
     assert seen[0] == seen[2]
 
 
-@pytest.mark.parametrize("harm", [lambda file: file.unlink(), lambda file: file.write_bytes(b"PAR1")])
-def test_a_table_that_is_gone_or_cut_off_is_told(run, harm):
+def no_utf8(file):
+    file.write_bytes(file.read_bytes().replace(b"t_sched_ns", b"t_sched_\xff\xff"))
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda file: file.write_bytes(b"PAR1"), no_utf8])
+def test_a_table_that_is_gone_or_damaged_is_told(run, harm):
     harm(file := next(run.path.glob("requests/*/probe=3.parquet")))
     with pytest.raises(EnvironmentFault, match=r"probe=3\.parquet is damaged") as told:
         summarise(run)

@@ -118,7 +118,7 @@ class RunDir:
         except FileNotFoundError as error:
             why = "the journal names it, and it is not there"
             raise damaged(str(self.path / name), why) from error
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
             raise damaged(str(self.path / name), str(error)) from error
 
     @contextmanager
